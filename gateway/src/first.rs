@@ -14,7 +14,7 @@
 //!
 //! | first bytes | read | the name |
 //! |---|---|---|
-//! | TLS over TCP | ClientHello, also a second one (`tls`) | the one server name; without it refused |
+//! | TLS over TCP | ClientHello, and a second one if the host asks for it (`tls`) | the one server name; without it refused |
 //! | PostgreSQL's question for TLS | passes, then as TLS | |
 //! | HTTP/1 | every request (`http1`) | Host, and the target's authority |
 //! | HTTP/1 with Upgrade | until the host has answered (`answer`) | |
@@ -47,6 +47,7 @@ mod huffman;
 mod lines;
 mod quic;
 mod reason;
+mod server_hello;
 mod sniff;
 mod tls;
 mod walk;
@@ -213,6 +214,10 @@ impl Stream {
                 let answered = reader.answered(bytes);
                 answered.map_or(Ok(()), |then| self.proceed(then))
             }
+            State::Tls(reader) => {
+                let answered = reader.answered(bytes);
+                answered.map_or(Ok(()), |then| self.proceed(then))
+            }
             _ => Ok(()),
         };
         self.settle(stepped)
@@ -229,6 +234,7 @@ impl Stream {
         match &self.state {
             State::First(_) => !self.host.is_over,
             State::Http1(reader) => reader.wants_answer(),
+            State::Tls(reader) => reader.wants_answer(),
             _ => false,
         }
     }
@@ -241,6 +247,17 @@ impl Stream {
     /// Bytes that were read and may not pass yet.
     pub fn held_bytes(&self) -> u64 {
         self.read.saturating_sub(self.pass)
+    }
+
+    /// Memory that it keeps, but for its own size.
+    pub fn memory_bytes(&self) -> usize {
+        match &self.state {
+            State::First(reader) => reader.memory_bytes(),
+            State::Tls(reader) => reader.memory_bytes(),
+            State::Http1(reader) => reader.memory_bytes(),
+            State::Http2(reader) => reader.memory_bytes(),
+            State::Opaque | State::Refused(_) => 0,
+        }
     }
 
     fn step(&mut self, mut bytes: &[u8]) -> Result<(), Refusal> {
@@ -322,6 +339,7 @@ impl Stream {
                 self.pass = u64::MAX;
             }
             State::Http1(reader) if reader.wants_answer() => {}
+            State::Tls(reader) if reader.is_waiting() => {}
             State::Tls(_) | State::Http1(_) | State::Http2(_) if self.held_bytes() > 0 => {
                 self.state = State::Refused(Reason::Cut.into());
             }

@@ -312,7 +312,7 @@ impl Context<'_> {
     }
 
     /// The names for which a flow to a real address is allowed, if it is not allowed by the address.
-    fn names_at(
+    pub(crate) fn names_at(
         &self,
         protocol: Protocol,
         from: SocketAddr,

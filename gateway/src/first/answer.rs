@@ -25,6 +25,10 @@ pub(super) struct Answer {
 }
 
 impl Answer {
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.head.capacity()
+    }
+
     /// Takes bytes of the host.
     pub(super) fn read(&mut self, bytes: &[u8]) -> Option<Answered> {
         for byte in bytes {

@@ -223,6 +223,10 @@ impl Datagrams {
             }
         }
         // A server derives new keys for a destination that it does not know; so does a client after a Retry packet.
+        // A second one of the same ID would be the first for the server.
+        if self.connections.iter().any(|connection| *connection.dcid == *packet.dcid) {
+            return Err(Reason::QuicConflict.into());
+        }
         let mut connection = Connection::new(packet.dcid);
         let (number, payload) = connection.open(packet).ok_or(Reason::QuicUnreadable)?;
         if self.spent.iter().any(|dcid| **dcid == *packet.dcid) {

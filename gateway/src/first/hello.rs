@@ -17,6 +17,8 @@ pub(super) const MOST_BYTES: usize = 65_536;
 
 const SERVER_NAME: u16 = 0;
 const EARLY_DATA: u16 = 42;
+const SUPPORTED_VERSIONS: u16 = 43;
+const TLS_1_2: u16 = 0x0303;
 const ENCRYPTED_CLIENT_HELLO: u16 = 0xfe0d;
 /// The draft before it (ESNI).
 const ENCRYPTED_SERVER_NAME: u16 = 0xffce;
@@ -27,6 +29,8 @@ const HOST_NAME: u8 = 0;
 pub(super) struct Hello {
     /// It offers 0-RTT data, which may precede a second ClientHello.
     pub offers_early_data: bool,
+    /// It offers TLS 1.3 or a later version, whose servers may ask for a second ClientHello.
+    pub may_be_repeated: bool,
 }
 
 /// The length of the handshake message that begins here, with its header, when the header is there.
@@ -62,6 +66,7 @@ pub(super) fn check(expected: &Expected, message: &[u8]) -> Result<Hello, Refusa
             SERVER_NAME if names.is_some() => return Err(Reason::TlsUnreadable.into()),
             SERVER_NAME => names = Some(content),
             EARLY_DATA => hello.offers_early_data = true,
+            SUPPORTED_VERSIONS => hello.may_be_repeated = offers_tls_1_3(content),
             ENCRYPTED_CLIENT_HELLO | ENCRYPTED_SERVER_NAME
                 if expected.encrypted_hello == EncryptedHello::Refuse =>
             {
@@ -76,6 +81,18 @@ pub(super) fn check(expected: &Expected, message: &[u8]) -> Result<Hello, Refusa
         return Err(Refusal::with_name(Reason::TlsOtherName, name));
     }
     Ok(hello)
+}
+
+/// Whether a list of versions has one above TLS 1.2. A list that cannot be read may.
+fn offers_tls_1_3(list: &[u8]) -> bool {
+    let mut rest = Walk(list);
+    let Some(mut versions) = rest.vec8().map(Walk) else { return true };
+    while !versions.is_empty() {
+        if versions.u16().is_none_or(|version| version > TLS_1_2) {
+            return true;
+        }
+    }
+    false
 }
 
 /// The extensions of a ClientHello's body, if every length fits. A body without any has none.

@@ -42,6 +42,11 @@ impl Decoder {
         Decoder { table: VecDeque::new(), table_bytes: 0, most_bytes: FIRST_TABLE_BYTES }
     }
 
+    /// The size of the table (RFC 7541 section 4.1).
+    pub(super) fn table_bytes(&self) -> usize {
+        self.table_bytes
+    }
+
     /// Gives every field of a block to `visit`.
     ///
     /// # Errors

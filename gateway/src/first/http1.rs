@@ -114,6 +114,11 @@ impl Reader {
         Ok((n, Then::Pass))
     }
 
+    pub(super) fn memory_bytes(&self) -> usize {
+        let answer = self.answer.as_ref().map_or(0, Answer::memory_bytes);
+        self.head.held.capacity() + self.waiting.capacity() + answer
+    }
+
     /// Whether the host's answer has to be read.
     pub(super) fn wants_answer(&self) -> bool {
         self.answer.is_some()

@@ -75,6 +75,10 @@ impl Reader {
         Reader { at: At::Preface(0), has_settings: false, block: None, hpack: Decoder::new() }
     }
 
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.hpack.table_bytes() + self.block.as_ref().map_or(0, |block| block.bytes.capacity())
+    }
+
     pub(super) fn read(
         &mut self,
         expected: &Expected,

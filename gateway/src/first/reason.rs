@@ -58,6 +58,7 @@ reasons! {
     ProxyProtocol "proxy_protocol" "the connection begins with a header of the PROXY protocol";
     TextTooLong "text_too_long" "the first line has no end";
     NoName "no_name" "other names have the address, and the protocol carries no name";
+    TooMuch "too_much" "too much is kept of all connections together";
     Cut "cut" "the guest closed the connection within a request";
     QuicVersion "quic_version" "the QUIC version is unknown";
     QuicUnreadable "quic_unreadable" "the QUIC packet cannot be read";

@@ -1,7 +1,7 @@
 //! Which protocol the guest's first bytes begin.
 //!
 //! ```text
-//!   0x16                                  ──► TLS
+//!   0x14..0x18, 3                         ──► TLS, whose reader refuses all but 0x16
 //!   0x80.. length 0x01 version            ──► SSL 2: refused
 //!   00 00 00 08 04 d2 16 2f|30            ──► passes; PostgreSQL asked for TLS, and what follows is sniffed anew
 //!   PRI * HTTP/2.0                        ──► HTTP/2
@@ -12,25 +12,30 @@
 //!
 //! A request that a lenient server would accept must not pass as unknown text. So a first line is text until it ends, and
 //! these are signs of a request: the methods of RFC 9110 in upper case before a blank; a target that begins with `/` or
-//! has `://`; `HTTP/` in any case anywhere in the line. A blank is any byte that some server takes for one, also in front
-//! of the line. Without a sign the line is not a request for any server known to us: a method alone is none, a target
-//! without `/` needs a version, and a line whose first word has a byte that is not of a token is refused by all.
+//! has `scheme://`; `HTTP/`, `RTSP/` or `ICE/` in any case anywhere in the line. A blank is any byte that some server takes
+//! for one, also in front of the line. Without a sign the line is not a request for any server known to us: a method
+//! alone is none, a target without `/` needs a version. A first word may have any byte but control characters, since
+//! some servers take it for a method.
 //!
 //! What has no sign yet passes: a server that answers a word without an end of line has to see it, and the begin of a
 //! request is none. The byte that completes a sign is held with all that follows.
 
-use super::lines::is_token;
 use super::reason::{Reason, Refusal};
 use super::{State, Then, http1, http2, tls};
 
-/// Most bytes of a first line, with what precedes it.
-const MOST_BYTES: usize = 65_536;
+/// Most bytes of a first line, with what precedes it, that are kept for the reader of requests. A request whose first sign
+/// comes later is refused.
+const MOST_KEPT_BYTES: usize = 4096;
+/// Bytes that are kept of a longer line: the longest sign.
+const LAST_BYTES: usize = 5;
 /// The PROXY protocol says who the client is. A guest is not the one to say it, and a request follows.
 const PROXY_1: &[u8] = b"PROXY ";
 /// The signature of its version 2 begins like empty lines before a request.
 const PROXY_2: &[u8] = b"\r\n\r\n\0";
 /// The bytes by which SSL 2 is recognized.
 const SSL2_BYTES: usize = 5;
+/// What llhttp takes for a version, up to its number.
+const VERSIONS: [&[u8]; 3] = [b"HTTP/", b"RTSP/", b"ICE/"];
 const METHODS: [&[u8]; 9] =
     [b"GET", b"HEAD", b"POST", b"PUT", b"DELETE", b"CONNECT", b"OPTIONS", b"TRACE", b"PATCH"];
 /// PostgreSQL's SSLRequest and GSSENCRequest, but for the last byte.
@@ -44,6 +49,8 @@ enum Place {
     Before,
     /// In the first word.
     Word,
+    /// Behind a method and a carriage return.
+    MethodAndReturn,
     /// Between the first word and the second.
     Gap,
     /// In the second word.
@@ -69,24 +76,47 @@ pub(super) struct Sniff {
     word_at: usize,
     /// It is not a line of text. It may be SSL 2, or PostgreSQL's question.
     is_no_text: bool,
+    /// The line is longer than what is kept.
+    is_long: bool,
 }
 
 impl Sniff {
     pub(super) fn new() -> Self {
-        Sniff { held: Vec::new(), place: Place::Before, word_at: 0, is_no_text: false }
+        Sniff {
+            held: Vec::new(),
+            place: Place::Before,
+            word_at: 0,
+            is_no_text: false,
+            is_long: false,
+        }
     }
 
     pub(super) fn read(&mut self, bytes: &[u8]) -> Result<(usize, Then), Refusal> {
         for (at, byte) in bytes.iter().enumerate() {
             self.held.push(*byte);
             if let Some(kind) = self.decide(*byte)? {
+                if self.is_long && kind != Kind::Opaque {
+                    return Err(Reason::TextTooLong.into());
+                }
                 return Ok((at + 1, self.become_reader(kind)));
             }
-            if self.held.len() >= MOST_BYTES {
-                return Err(Reason::TextTooLong.into());
+            if self.held.len() >= MOST_KEPT_BYTES {
+                self.forget_most();
             }
         }
         Ok((bytes.len(), Then::Pass))
+    }
+
+    /// Keeps what a sign may need.
+    fn forget_most(&mut self) {
+        self.is_long = true;
+        self.word_at = self.held.len() - self.held.len().min(LAST_BYTES);
+        self.held.drain(..self.word_at);
+        self.word_at = 0;
+    }
+
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.held.capacity()
     }
 
     fn become_reader(&mut self, kind: Kind) -> Then {
@@ -105,8 +135,15 @@ impl Sniff {
 
     /// Decides after one more byte, which is the last of those held.
     fn decide(&mut self, byte: u8) -> Result<Option<Kind>, Refusal> {
-        if self.held.first() == Some(&tls::HANDSHAKE) {
-            return Ok(Some(Kind::Tls));
+        if self.is_long {
+            return Ok(self.text(byte));
+        }
+        match *self.held {
+            [tls::HANDSHAKE, ..] => return Ok(Some(Kind::Tls)),
+            [0x14..=0x18] => return Ok(None),
+            // An alert or the like in front of a ClientHello, which some servers skip.
+            [0x14..=0x18, 3] => return Ok(Some(Kind::Tls)),
+            _ => {}
         }
         if let Some(is_whole) = self.asks_for_tls() {
             self.is_no_text = true;
@@ -145,18 +182,20 @@ impl Sniff {
     fn text(&mut self, byte: u8) -> Option<Kind> {
         match self.place {
             Place::Before if is_blank(byte) || byte == b'\n' => {}
-            Place::Before if is_token(byte) => self.enter(Place::Word),
-            Place::Before => return Some(Kind::Opaque),
+            Place::Before if byte.is_ascii_control() => return Some(Kind::Opaque),
+            Place::Before => self.enter(Place::Word),
             _ if byte == b'\n' => return Some(Kind::Opaque),
-            Place::Word if is_token(byte) => {}
+            // `CONNECT` and an end of line begin STOMP.
+            Place::MethodAndReturn => return Some(Kind::Request),
             Place::Word if is_blank(byte) => {
-                // `CONNECT` and an end of line begin STOMP.
-                if byte != b'\r' && self.word_is_method() {
+                let is_method = self.word_is_method();
+                if is_method && byte != b'\r' {
                     return Some(Kind::Request);
                 }
-                self.place = Place::Gap;
+                self.place = if is_method { Place::MethodAndReturn } else { Place::Gap };
             }
-            Place::Word => return Some(Kind::Opaque),
+            Place::Word if byte.is_ascii_control() => return Some(Kind::Opaque),
+            Place::Word => {}
             Place::Gap if is_blank(byte) => {}
             Place::Gap if byte == b'/' => return Some(Kind::Request),
             // No target begins with a control character. LDAP begins with `0`, a length that may be a blank, and 2.
@@ -181,9 +220,17 @@ impl Sniff {
     }
 
     fn ends_with_sign(&self) -> bool {
-        let last = self.held.last_chunk::<5>();
-        let has_version = last.is_some_and(|last| last.eq_ignore_ascii_case(b"HTTP/"));
-        has_version || self.place == Place::Target && self.held.ends_with(b"://")
+        let ends_with = |sign: &[u8]| {
+            let at = self.held.len().checked_sub(sign.len());
+            at.and_then(|at| self.held.get(at..)).is_some_and(|end| end.eq_ignore_ascii_case(sign))
+        };
+        if VERSIONS.iter().any(|version| ends_with(version)) {
+            return true;
+        }
+        let scheme = self.held.get(self.word_at..).and_then(|word| word.strip_suffix(b"://"));
+        let is_of_scheme = |b: &u8| b.is_ascii_alphanumeric() || b"+-.".contains(b);
+        self.place == Place::Target
+            && scheme.is_some_and(|scheme| self.is_long || scheme.iter().all(is_of_scheme))
     }
 }
 

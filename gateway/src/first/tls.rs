@@ -1,18 +1,23 @@
 //! The records of TLS over TCP (RFC 8446 section 5.1) up to the last ClientHello.
 //!
 //! ```text
-//!   guest ──► ClientHello ──► checked ──► [change_cipher_spec] [early data] ──► second ClientHello ──► checked ──► opaque
-//!             in records                                                   └─ any other record ──► opaque
+//!   guest ──► ClientHello ──► checked ──► what else comes waits for the host's answer ──┬─ ServerHello ──► opaque
+//!             in records              (but change_cipher_spec, early data and alerts)   │
+//!                                                                                       └─ HelloRetryRequest
+//!                                            second ClientHello ──► checked ──► opaque  ◄─┘
 //! ```
 //!
 //! A server that asks for another key by HelloRetryRequest gets a second ClientHello in the clear, and there are servers
-//! that take the name of the second. So the next flight of the guest is read, too. Renegotiation is encrypted.
+//! that take the name of the second. So the host's answer is read. Renegotiation is encrypted, and a client that offers
+//! no TLS 1.3 has no second ClientHello.
 
-use super::hello::{self, CLIENT_HELLO};
+use super::hello;
 use super::reason::{Reason, Refusal};
-use super::{Expected, State, Then};
+use super::server_hello::{Answer, Answered};
+use super::{Expected, Then};
 
 const CHANGE_CIPHER_SPEC: u8 = 20;
+const ALERT: u8 = 21;
 pub(super) const HANDSHAKE: u8 = 22;
 const APPLICATION_DATA: u8 = 23;
 const RECORD_HEADER_BYTES: usize = 5;
@@ -33,6 +38,17 @@ enum At {
     Hello(usize),
     /// In a record that passes, with the number of missing bytes.
     Passing(usize),
+    /// In what waits for the host's answer.
+    Waiting,
+}
+
+/// Which ClientHello comes next.
+enum Phase {
+    First,
+    /// The host has not answered the first one.
+    Between(Answer),
+    /// The host has asked for a second one.
+    Second,
 }
 
 /// Reads the guest's records.
@@ -41,7 +57,9 @@ pub(super) struct Reader {
     /// The ClientHello so far, without the headers of records.
     hello: Vec<u8>,
     held_bytes: usize,
-    hellos: u8,
+    phase: Phase,
+    /// What waits for the host's answer.
+    waiting: Vec<u8>,
     change_cipher_specs: u8,
     /// 0-RTT data that may still come.
     early_bytes: usize,
@@ -53,7 +71,8 @@ impl Reader {
             at: At::Header([0; RECORD_HEADER_BYTES], 0),
             hello: Vec::new(),
             held_bytes: 0,
-            hellos: 0,
+            phase: Phase::First,
+            waiting: Vec::new(),
             change_cipher_specs: 0,
             early_bytes: 0,
         }
@@ -75,7 +94,47 @@ impl Reader {
                 }
                 Ok((n, Then::Pass))
             }
+            At::Waiting => self.wait(bytes).map(|n| (n, Then::Hold)),
         }
+    }
+
+    /// Keeps bytes until the host has answered.
+    fn wait(&mut self, bytes: &[u8]) -> Result<usize, Refusal> {
+        self.at = At::Waiting;
+        self.waiting.extend_from_slice(bytes);
+        if self.waiting.len() > MOST_HELD_BYTES {
+            return Err(Reason::TlsTooLong.into());
+        }
+        Ok(bytes.len())
+    }
+
+    /// Whether the host's answer has to be read.
+    pub(super) fn wants_answer(&self) -> bool {
+        matches!(self.phase, Phase::Between(_))
+    }
+
+    /// Whether bytes wait for the host's answer.
+    pub(super) fn is_waiting(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    /// Reads the host's bytes behind the first ClientHello. `None`: the answer is not whole.
+    pub(super) fn answered(&mut self, bytes: &[u8]) -> Option<Then> {
+        let Phase::Between(answer) = &mut self.phase else { return None };
+        match answer.read(bytes)? {
+            Answered::Other => Some(Then::opaque()),
+            Answered::Retry => {
+                self.phase = Phase::Second;
+                if let At::Waiting = self.at {
+                    self.at = At::Header([0; RECORD_HEADER_BYTES], 0);
+                }
+                Some(Then::Again(std::mem::take(&mut self.waiting)))
+            }
+        }
+    }
+
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.hello.capacity() + self.waiting.capacity()
     }
 
     fn read_header(
@@ -93,17 +152,25 @@ impl Reader {
         self.at = At::Header(header, there);
         self.held_bytes += n;
         let [kind, major, _, a, b] = header;
-        if self.hellos == 0 && (kind != HANDSHAKE || there > 1 && major != 3) {
+        let is_first = matches!(self.phase, Phase::First);
+        if is_first && (kind != HANDSHAKE || there > 1 && major != 3) {
             return Err(Reason::TlsUnreadable.into());
         }
         if there < RECORD_HEADER_BYTES {
             return Ok((n, Then::Hold));
         }
         let length = usize::from(u16::from_be_bytes([a, b]));
-        if kind == HANDSHAKE || !self.hello.is_empty() {
+        let is_between = matches!(self.phase, Phase::Between(_));
+        if kind == HANDSHAKE && !is_between || !self.hello.is_empty() {
             return self.begin_handshake_record(kind, length).map(|()| (n, Then::Hold));
         }
-        Ok((n, self.begin_other_record(kind, length)))
+        if self.begin_other_record(kind, length) {
+            return Ok((n, Then::Pass));
+        }
+        if is_between {
+            return self.wait(&header).map(|_| (n, Then::Hold));
+        }
+        Err(Reason::TlsUnreadable.into())
     }
 
     fn begin_handshake_record(&mut self, kind: u8, length: usize) -> Result<(), Refusal> {
@@ -118,25 +185,27 @@ impl Reader {
         Ok(())
     }
 
-    /// A record behind a ClientHello that was accepted.
-    fn begin_other_record(&mut self, kind: u8, length: usize) -> Then {
+    /// A record behind a ClientHello that was accepted. True: it may come before a second one.
+    fn begin_other_record(&mut self, kind: u8, length: usize) -> bool {
         let passes = match kind {
             CHANGE_CIPHER_SPEC => self.change_cipher_specs < MOST_CHANGE_CIPHER_SPECS,
             APPLICATION_DATA => length <= self.early_bytes,
+            ALERT => true,
             _ => false,
         };
         if !passes {
-            return Then::opaque();
+            return false;
         }
         match kind {
             CHANGE_CIPHER_SPEC => self.change_cipher_specs += 1,
-            _ => self.early_bytes -= length,
+            APPLICATION_DATA => self.early_bytes -= length,
+            _ => {}
         }
         self.at = match length {
             0 => At::Header([0; RECORD_HEADER_BYTES], 0),
             _ => At::Passing(length),
         };
-        Then::Pass
+        true
     }
 
     fn read_hello(
@@ -147,11 +216,6 @@ impl Reader {
     ) -> Result<(usize, Then), Refusal> {
         let n = missing.min(bytes.len());
         let fragment = bytes.get(..n).unwrap_or_default();
-        let kind = self.hello.first().or(fragment.first());
-        if self.hellos > 0 && kind.is_some_and(|kind| *kind != CLIENT_HELLO) {
-            // The handshake goes on (a certificate or a key of TLS 1.2).
-            return Ok((n, Then::opaque()));
-        }
         self.hello.extend_from_slice(fragment);
         self.held_bytes += n;
         self.at = At::Hello(missing - n);
@@ -167,12 +231,12 @@ impl Reader {
             return Err(Reason::TlsUnreadable.into());
         }
         let hello = hello::check(expected, &self.hello)?;
-        self.hellos += 1;
         self.hello = Vec::new();
         self.held_bytes = 0;
-        if self.hellos > 1 {
-            return Ok((n, Then::Become(State::Opaque, Vec::new())));
+        if matches!(self.phase, Phase::Second) || !hello.may_be_repeated {
+            return Ok((n, Then::opaque()));
         }
+        self.phase = Phase::Between(Answer::default());
         self.early_bytes = if hello.offers_early_data { MOST_EARLY_BYTES } else { 0 };
         Ok((n, Then::Pass))
     }

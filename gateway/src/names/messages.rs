@@ -38,6 +38,26 @@ pub(crate) fn question(name: &str, is_v4: bool) -> Option<Vec<u8>> {
     message.to_vec().ok()
 }
 
+/// A question of the guest as a server gets it: without options, flags and whatever follows, which could carry a message.
+/// `None`: it is not one question of class IN.
+pub(crate) fn plain(asked: &[u8]) -> Option<Vec<u8>> {
+    let guest = Message::from_vec(asked).ok()?;
+    let [query] = guest.queries.as_slice() else { return None };
+    if query.query_class() != DNSClass::IN {
+        return None;
+    }
+    let mut message = Message::new(guest.metadata.id, MessageType::Query, OpCode::Query);
+    message.metadata.recursion_desired = true;
+    message.add_query(query.clone());
+    if let Some(of_guest) = &guest.edns {
+        let mut edns = Edns::new();
+        edns.set_max_payload(of_guest.max_payload().clamp(512, UDP_PAYLOAD));
+        edns.set_dnssec_ok(of_guest.flags().dnssec_ok);
+        message.set_edns(edns);
+    }
+    message.to_vec().ok()
+}
+
 /// What an answer says about the addresses of one IP version.
 pub(crate) fn half_of(answer: &[u8], is_v4: bool) -> Half {
     let Ok(message) = Message::from_vec(answer) else { return Half::Failed };
@@ -288,6 +308,23 @@ mod tests {
         assert_eq!(answer.metadata.id, 0x0709);
         assert!(answer.queries[0].name().eq_case(&name("Www.Example.org.")));
         assert_eq!(answer.answers, [address("Www.Example.org.", "198.18.0.2", 60)]);
+    }
+
+    #[test]
+    fn a_server_gets_no_more_than_the_question() {
+        let mut asked = question("Www.Example.org", true).unwrap();
+        asked[..2].copy_from_slice(&[7, 9]);
+        // An option, a flag, another record's place, and bytes behind the end.
+        let mut with_more = asked.clone();
+        (with_more[3], *with_more.last_mut().unwrap()) = (0x10, 8);
+        with_more.extend([0xff, 0xfe, 0, 4, 1, 2, 3, 4, 9, 9]);
+        let sent = plain(&with_more).unwrap();
+        assert_eq!(sent, asked);
+        let mut of_chaos = asked.clone();
+        let class = asked.len() - 12;
+        assert_eq!(of_chaos[class], 1);
+        of_chaos[class] = 3;
+        assert_eq!(plain(&of_chaos), None);
     }
 
     #[test]

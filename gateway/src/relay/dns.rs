@@ -42,6 +42,7 @@ use super::datagrams::{Batch, ERRORS_PER_TURN};
 use super::host_socket::{self, DatagramError, Failure};
 use super::{Context, canonical};
 use crate::config::Limits;
+use crate::names::messages;
 use crate::names::messages::{Reply, reply};
 use crate::policy::Protocol;
 use crate::stat::{FlowStat, Refusal};
@@ -275,6 +276,14 @@ impl Dns {
         if is_given && self.answer_by_name(cx, key, bytes, question.as_ref()) {
             return Ok(());
         }
+        let plain = if is_given { messages::plain(bytes) } else { None };
+        if is_given && plain.is_none() {
+            cx.refuse(Refusal::Policy);
+            let refused = message::answer_with(Code::REFUSED, bytes);
+            refused.into_iter().for_each(|answer| self.deliver(cx, key, &answer));
+            return Ok(());
+        }
+        let bytes = plain.as_deref().unwrap_or(bytes);
         if let Some(question) = question.clone().filter(|_| streams::is_stream(key)) {
             self.ask_over_tcp(cx, key, bytes, question, servers);
             return Ok(());
@@ -633,6 +642,13 @@ pub(crate) enum Ruling {
 
 /// The policy's ruling on a message that was read so.
 fn rule(cx: &Context<'_>, bytes: &[u8], read: Result<Question, Unusual>) -> Ruling {
+    let is_odd = |question: &Question| !message::is_host_name(&question.name);
+    let read = match read {
+        Ok(question) if cx.settings.policy.reads_names() && is_odd(&question) => {
+            Err(Unusual::Wrong(Code::REFUSED))
+        }
+        read => read,
+    };
     let asked = read.as_ref().ok().map(|q| (q.name.as_str(), q.kind));
     if cx.settings.policy.allows_name(asked) {
         return Ruling::Pass(read.ok());

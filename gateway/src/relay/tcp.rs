@@ -52,6 +52,9 @@ const ROUND_BYTES: u64 = 512 << 10;
 /// than its retransmission time-out on a link of its own (200 ms on Linux) and the delay of an acknowledgement.
 const QUIET: Duration = Duration::from_millis(500);
 
+/// Most bytes that the readers of all flows keep of first bytes. A flow that needs more then ends.
+const MOST_KEPT_BYTES: usize = 32 << 20;
+
 /// SYNs that may come between two turns, beyond those whose host has not answered.
 const SYNS_AT_ONCE: usize = 1024;
 
@@ -92,6 +95,8 @@ pub(crate) struct Tcp {
     delays: Delays,
     /// Flows whose first bytes are held.
     holding: Holding,
+    /// Bytes that the readers of first bytes keep.
+    kept_bytes: usize,
     /// Flows that wait for bytes of their rate, by the time until which they do and their index.
     paced: BTreeMap<(Instant, u32), SlotId>,
 }
@@ -482,7 +487,17 @@ impl Tcp {
             let Some(id) = self.ready.pop_front() else { break };
             let Some(flow) = self.flows.get_mut(id) else { continue };
             flow.is_queued = false;
-            let turn = flow.turn(cx);
+            let mut turn = flow.turn(cx);
+            let keeps = flow.first_bytes.as_ref().map_or(0, |first| first.memory_bytes());
+            self.kept_bytes = self.kept_bytes - flow.kept_bytes + keeps;
+            let has_grown = keeps > std::mem::replace(&mut flow.kept_bytes, keeps);
+            if let Some(first) = flow.first_bytes.as_mut()
+                && has_grown
+                && self.kept_bytes > MOST_KEPT_BYTES
+            {
+                first.refuse();
+                turn = Turn::Contradicted;
+            }
             self.streams.recount(flow.stream(), &mut flow.counted);
             if let Some(first) = &mut flow.first_bytes {
                 self.holding.watch(cx.now, id, first);
@@ -553,6 +568,7 @@ impl Tcp {
         let mut flow = self.flows.remove(id)?;
         self.streams.recount(Stream::Ended, &mut flow.counted);
         self.inbound -= usize::from(flow.direction == Direction::In);
+        self.kept_bytes -= flow.kept_bytes;
         if let Guest::Pending(_) = flow.guest {
             self.connecting = self.connecting.saturating_sub(1);
         }

@@ -320,7 +320,11 @@ impl Udp {
         let Some(flow) = self.flows.remove(id) else { return };
         if let Some(first) = &flow.first_bytes {
             self.read_bytes -= first.counted;
-            cx.settings.names.initials.release(first.connection_ids(), (flow.guest, flow.peer));
+            cx.settings.names.initials.release(
+                first.connection_ids(),
+                (flow.guest, flow.peer),
+                cx.now,
+            );
         }
         cx.settings.policy.ended(|| stat_of(&flow, cx.now));
         let Some(of_port) = flow.host.port else { return };

@@ -127,7 +127,7 @@ fn assert_named(sent: &Sent) {
     let Some(hello) = message.get(..length) else { return };
     let record = [&[22, 3, 1][..], &(length as u16).to_be_bytes(), hello].concat();
     let verdict = Stream::new(Expected::new([NAME], 443)).read(&record);
-    assert_eq!(verdict, Verdict::Pass(record.len() as u64));
+    assert!(matches!(verdict, Verdict::Pass(n) if n >= record.len() as u64), "{verdict:?}");
 }
 
 fn varint(bytes: &mut &[u8]) -> Option<u64> {

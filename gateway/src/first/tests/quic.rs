@@ -22,6 +22,8 @@ struct Initial<'a> {
     /// The ID that its keys follow from.
     keys_of: &'a [u8],
     number: u32,
+    /// Of one byte, or else of four.
+    is_short: bool,
 }
 
 impl Initial<'_> {
@@ -29,15 +31,18 @@ impl Initial<'_> {
     fn seal(&self, frames: &[u8]) -> Vec<u8> {
         let keys = Keys::derive(self.version, self.keys_of).unwrap();
         let (first, version) = match self.version {
-            Version::V1 => (0xc3, 1_u32),
-            Version::V2 => (0xd3, 0x6b33_43cf),
+            Version::V1 => (0xc0, 1_u32),
+            Version::V2 => (0xd0, 0x6b33_43cf),
         };
-        let length = 0x4000 | (4 + frames.len() as u16 + 16);
+        let number = self.number.to_be_bytes();
+        let number = if self.is_short { &number[3..] } else { &number };
+        let length = 0x4000 | (number.len() as u16 + frames.len() as u16 + 16);
+        let first: u8 = first | (number.len() as u8 - 1);
         let mut header = [&[first], &version.to_be_bytes()[..]].concat();
         header.extend([&[self.dcid.len() as u8], self.dcid, &[0, 0]].concat());
         header.extend(length.to_be_bytes());
         let number_at = header.len();
-        header.extend(self.number.to_be_bytes());
+        header.extend(number);
         let nonce = keys.nonce(self.number.into());
         let mut payload = frames.to_vec();
         let tag = keys
@@ -45,7 +50,9 @@ impl Initial<'_> {
             .encrypt_in_place_detached(Nonce::from_slice(&nonce), &header, &mut payload)
             .unwrap();
         payload.extend_from_slice(&tag);
-        let mut mask = aes_gcm::aes::Block::clone_from_slice(&payload[..16]);
+        // The sample begins four bytes behind the number's begin (RFC 9001 section 5.4.2).
+        let sample = 4 - number.len();
+        let mut mask = aes_gcm::aes::Block::clone_from_slice(&payload[sample..sample + 16]);
         keys.header.encrypt_block(&mut mask);
         header[0] ^= mask[0] & 0x0f;
         for (at, byte) in header[number_at..].iter_mut().enumerate() {
@@ -61,7 +68,9 @@ fn initial(dcid: &[u8], frames: &[u8]) -> Vec<u8> {
 }
 
 fn numbered(dcid: &[u8], number: u32, frames: &[u8]) -> Vec<u8> {
-    padded(Initial { version: Version::V1, dcid, keys_of: dcid, number }.seal(frames))
+    padded(
+        Initial { version: Version::V1, dcid, keys_of: dcid, number, is_short: false }.seal(frames),
+    )
 }
 
 /// A datagram that is large enough for an Initial packet.
@@ -214,7 +223,10 @@ fn later_packets_of_a_connection_are_read_with_its_first_keys() {
     let mut number = 0;
     let mut next = |version, frames: &[u8]| {
         number += 1;
-        padded(Initial { version, dcid: b"server's", keys_of: ID, number }.seal(frames))
+        padded(
+            Initial { version, dcid: b"server's", keys_of: ID, number, is_short: false }
+                .seal(frames),
+        )
     };
     let ack = [&[2, 0, 0, 0, 0][..], &[0; 40]].concat();
     assert_eq!(flow.read(&next(Version::V1, &ack)), Decision::Pass);
@@ -242,6 +254,19 @@ fn other_bytes_at_the_same_place_are_refused() {
 }
 
 #[test]
+fn a_second_connection_of_one_id_is_refused() {
+    let own = crypto(0, &named(NAME));
+    let mut flow = web();
+    assert_eq!(flow.read(&numbered(ID, 0x4000_0000, &own)), Decision::Pass);
+    // A server may not have seen the first packet, and reads the short number otherwise.
+    let frames = [own, vec![0; 40]].concat();
+    let second = Initial { version: Version::V1, dcid: ID, keys_of: ID, number: 7, is_short: true };
+    let second = padded(second.seal(&frames));
+    assert_eq!(reason(&flow.read(&second)), Some(Reason::QuicConflict));
+    assert_eq!(web().read(&second), Decision::Pass, "on its own it is a connection");
+}
+
+#[test]
 fn what_was_dropped_is_forgotten() {
     let (own, evil) = (named(NAME), named("evil.test123456"));
     let mut flow = web();
@@ -253,7 +278,7 @@ fn what_was_dropped_is_forgotten() {
 
 #[test]
 fn datagrams_that_a_server_drops_are_refused() {
-    let small = Initial { version: Version::V1, dcid: ID, keys_of: ID, number: 0 };
+    let small = Initial { version: Version::V1, dcid: ID, keys_of: ID, number: 0, is_short: false };
     let small = small.seal(&[crypto(0, &named(NAME)), vec![0; 40]].concat());
     assert_eq!(reason(&web().read(&small)), Some(Reason::QuicUnreadable));
 }

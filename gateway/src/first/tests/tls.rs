@@ -2,6 +2,7 @@
 
 use super::fixtures::{self, bytes};
 use super::{NAME, all_of, refused, verdict_on};
+use crate::first::server_hello::tests::server_hello;
 use crate::first::{EncryptedHello, Expected, Reason, Stream, Verdict};
 
 const SERVER_NAME: u16 = 0;
@@ -32,6 +33,11 @@ pub(super) fn named(name: &str) -> Vec<u8> {
     hello(&[(SERVER_NAME, list(0, name.as_bytes()))])
 }
 
+/// Whether all of the bytes pass.
+fn passes(verdict: &Verdict, bytes: &[u8]) -> bool {
+    *verdict == all_of(bytes) || *verdict == Verdict::ALL
+}
+
 fn handshake(kind: u8, body: &[u8]) -> Vec<u8> {
     let [_, length @ ..] = (body.len() as u32).to_be_bytes();
     [&[kind], &length[..], body].concat()
@@ -57,11 +63,9 @@ fn hellos_of_real_programs_pass_for_their_name_alone() {
         fixtures::GO,
     ] {
         let sent = bytes(digits);
-        assert_eq!(verdict_on(&sent), all_of(&sent));
-        assert_eq!(
-            Stream::new(Expected::new(["ALLOWED.Example."], 443)).read(&sent),
-            all_of(&sent)
-        );
+        assert!(passes(&verdict_on(&sent), &sent));
+        let mut stream = Stream::new(Expected::new(["ALLOWED.Example."], 443));
+        assert!(passes(&stream.read(&sent), &sent));
         for other in ["allowed.exampl", "xallowed.example", "example", ""] {
             let Verdict::Refuse(refusal) = Stream::new(Expected::new([other], 443)).read(&sent)
             else {
@@ -97,10 +101,10 @@ fn a_hello_in_a_thousand_pieces_is_read() {
     let padded = hello(&[(21, vec![0; 1000]), (SERVER_NAME, list(0, NAME.as_bytes()))]);
     for each in [1, 2, 3, 7, 100, 16_384] {
         let sent = in_records(&padded, each);
-        assert_eq!(verdict_on(&sent), all_of(&sent), "records of {each}");
+        assert!(passes(&verdict_on(&sent), &sent), "records of {each}");
         let mut stream = Stream::new(Expected::new([NAME], 443));
         let last = sent.iter().map(|byte| stream.read(&[*byte])).last();
-        assert_eq!(last, Some(all_of(&sent)));
+        assert!(last.is_some_and(|last| passes(&last, &sent)));
     }
 }
 
@@ -146,7 +150,7 @@ fn an_encrypted_hello_is_refused_unless_it_is_set_to_pass() {
         assert_eq!(refused(&sent), Some(Reason::TlsEncryptedHello));
         let mut stream =
             Stream::new(Expected::new([NAME], 443).with_encrypted_hello(EncryptedHello::Pass));
-        assert_eq!(stream.read(&sent), all_of(&sent));
+        assert!(passes(&stream.read(&sent), &sent));
     }
     let evil = record(22, &hello(&[(0, list(0, b"evil.test")), (ENCRYPTED, vec![0; 40])]));
     let mut stream =
@@ -193,40 +197,82 @@ fn every_wrong_length_is_refused_or_waited_for() {
     }
 }
 
+/// A hello that offers TLS 1.3.
+fn modern(name: &str) -> Vec<u8> {
+    hello(&[(43, vec![2, 3, 4]), (SERVER_NAME, list(0, name.as_bytes()))])
+}
+
+/// The verdict after a first hello, what the guest sends at once, the host's answer, and what the guest sends then.
+fn after(first: &[u8], at_once: &[u8], is_retry: bool, then: &[u8]) -> Verdict {
+    let mut stream = Stream::new(Expected::new([NAME], 443));
+    stream.read(first);
+    stream.read(at_once);
+    assert!(stream.wants_answers());
+    for byte in server_hello(is_retry) {
+        stream.answered(&[byte]);
+    }
+    stream.read(then)
+}
+
 #[test]
 fn a_second_hello_is_checked_too() {
-    let first = record(22, &named(NAME));
-    let change = record(20, &[1]);
-    let evil = record(22, &named("evil.test"));
-    for between in [vec![], change.clone(), [change.clone(), change].concat()] {
-        let front = [&*first, &between].concat();
-        assert_eq!(verdict_on(&front), all_of(&front));
-        assert_eq!(refused(&[&*front, &evil].concat()), Some(Reason::TlsOtherName));
-        assert_eq!(verdict_on(&[&*front, &first].concat()), Verdict::ALL);
+    let first = record(22, &modern(NAME));
+    let evil = record(22, &modern("evil.test"));
+    let (change, warning) = (record(20, &[1]), record(21, &[1, 90]));
+    for between in [
+        vec![],
+        change.clone(),
+        [&change[..], &change].concat(),
+        warning.clone(),
+        [&warning[..], &change, &warning].concat(),
+    ] {
+        for (at_once, then) in [(&between[..], &[][..]), (&[], &between)] {
+            let evil = [then, &evil].concat();
+            let refused = after(&first, at_once, true, &evil);
+            assert_eq!(super::reason(&refused), Some(Reason::TlsOtherName), "{between:?}");
+            assert_eq!(after(&first, at_once, true, &[then, &first].concat()), Verdict::ALL);
+        }
+        // Before the host has answered it waits.
+        let pipelined = [&between[..], &evil].concat();
+        let refused = after(&first, &pipelined, true, &[]);
+        assert_eq!(super::reason(&refused), Some(Reason::TlsOtherName));
+        assert_eq!(after(&first, &pipelined, false, &[]), Verdict::ALL, "it is none");
+    }
+    let changes = [&change[..], &change, &change, &evil].concat();
+    for odd in [changes, [record(24, &[1; 9]), evil].concat(), record(23, &[7; 9])] {
+        let refused = after(&first, &[], true, &odd);
+        assert_eq!(super::reason(&refused), Some(Reason::TlsUnreadable), "{odd:?}");
     }
 }
 
 #[test]
 fn a_second_hello_behind_early_data_is_checked() {
-    let early = hello(&[(42, vec![]), (0, list(0, NAME.as_bytes()))]);
+    let early = hello(&[(42, vec![]), (43, vec![2, 3, 4]), (0, list(0, NAME.as_bytes()))]);
     let front = [record(22, &early), record(23, &[9; 500]), record(23, &[9; 500])].concat();
     assert_eq!(verdict_on(&front), all_of(&front));
-    let evil = record(22, &named("evil.test"));
-    assert_eq!(refused(&[front, evil].concat()), Some(Reason::TlsOtherName));
+    let evil = record(22, &modern("evil.test"));
+    let refused = after(&front, &[], true, &evil);
+    assert_eq!(super::reason(&refused), Some(Reason::TlsOtherName));
 }
 
 #[test]
 fn the_rest_of_a_handshake_is_opaque() {
-    let first = record(22, &named(NAME));
-    let nexts = [record(22, &handshake(16, &[1; 40])), record(23, &[1; 4]), record(21, &[1, 0])];
+    let first = record(22, &modern(NAME));
+    let finished = [record(20, &[1]), record(22, &[1, 2, 3, 4, 5, 6, 7, 8])].concat();
+    let nexts = [record(22, &handshake(16, &[1; 40])), record(23, &[1; 4]), finished];
     for next in nexts {
+        assert_eq!(after(&first, &[], false, &next), Verdict::ALL);
+        assert_eq!(after(&first, &next, false, b"anything"), Verdict::ALL);
         let mut stream = Stream::new(Expected::new([NAME], 443));
-        assert_eq!(stream.read(&first), all_of(&first));
-        assert!(!stream.is_decided() && !stream.wants_answers());
-        assert_eq!(stream.read(&next), Verdict::ALL);
+        stream.read(&first);
+        assert!(matches!(stream.read(&next), Verdict::Pass(n) if n < 1000), "it waits");
+        assert!(!stream.is_decided());
+        assert!(matches!(stream.end(), Verdict::Pass(n) if n < 1000), "so does the end");
+        assert_eq!(stream.answered(&server_hello(false)), Verdict::ALL);
         assert!(stream.is_decided());
-        assert_eq!(stream.read(b"\x16\x03\x01anything"), Verdict::ALL);
     }
+    // A client of TLS 1.2 has no second hello.
+    assert_eq!(verdict_on(&record(22, &named(NAME))), Verdict::ALL);
 }
 
 #[test]
@@ -243,7 +289,7 @@ fn postgres_asks_for_tls_first() {
     for asks in [b"\0\0\0\x08\x04\xd2\x16\x2f", b"\0\0\0\x08\x04\xd2\x16\x30"] {
         assert_eq!(verdict_on(asks), Verdict::Pass(8));
         let good = [&asks[..], &record(22, &named(NAME))].concat();
-        assert_eq!(verdict_on(&good), all_of(&good));
+        assert!(passes(&verdict_on(&good), &good));
         let evil = [&asks[..], &record(22, &named("evil.test"))].concat();
         assert_eq!(refused(&evil), Some(Reason::TlsOtherName));
         let plain = [&asks[..], b"\0\0\0\x20\0\x03\0\0user\0"].concat();

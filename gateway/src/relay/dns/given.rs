@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use super::flow::Flow;
 use super::lookups::{Begun, Finished, Waiting};
-use super::message::{self, CLASS_IN, Question};
+use super::message::{self, CLASS_IN, Code, Question};
 use super::message::{TYPE_A, TYPE_AAAA, TYPE_HTTPS, TYPE_PTR, TYPE_SVCB};
 use super::{Dns, Key};
 use crate::names::messages::{self, Reply, half_of, reply};
@@ -44,6 +44,8 @@ impl Dns {
         let Some(question) = question else {
             // What is not one plain question could ask for addresses.
             cx.refuse(Refusal::Policy);
+            let refused = message::answer_with(Code::REFUSED, bytes);
+            refused.into_iter().for_each(|answer| self.deliver(cx, key, &answer));
             return true;
         };
         let is_v4 = match question.kind {

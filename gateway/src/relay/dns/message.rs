@@ -141,6 +141,12 @@ pub(crate) fn question(message: &[u8]) -> Option<Question> {
     Some(Question { name, kind: word(message, at)?, class: word(message, at + 2)?, end: at + 4 })
 }
 
+/// Whether a name has letters, digits, hyphens and underscores only. A dot or a NUL within a label would make another
+/// name of it for programs that write it as text.
+pub(crate) fn is_host_name(name: &str) -> bool {
+    name.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b))
+}
+
 /// A name in lower case, its labels with their lengths, as it is on the wire without pointers.
 type WireName = SmallVec<[u8; 64]>;
 

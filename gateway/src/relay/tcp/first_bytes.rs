@@ -106,6 +106,15 @@ impl FirstBytes {
         is_news
     }
 
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.reader.memory_bytes()
+    }
+
+    /// Refuses the connection, since too much is kept of all.
+    pub(super) fn refuse(&mut self) {
+        self.verdict = Verdict::Refuse(Reason::TooMuch.into());
+    }
+
     /// Whether nothing has to be read any more, because all may pass.
     pub(super) fn is_over(&self) -> bool {
         self.verdict == Verdict::ALL && self.reader.is_decided()

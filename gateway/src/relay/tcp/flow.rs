@@ -83,6 +83,8 @@ pub(super) struct Flow {
     pub name: Option<Arc<str>>,
     /// The reader of the guest's bytes, as long as they have to be read.
     pub first_bytes: Option<Box<FirstBytes>>,
+    /// Bytes that the reader keeps, as they are counted for all flows together.
+    pub kept_bytes: usize,
     /// Other addresses of the name that it leads to, until one has answered.
     pub race: Option<Box<Race>>,
     /// The tunnel through a proxy, while it is opened.
@@ -157,6 +159,7 @@ impl Flow {
             host_addr,
             name: None,
             first_bytes: None,
+            kept_bytes: 0,
             race: None,
             tunnel: None,
             permit: None,

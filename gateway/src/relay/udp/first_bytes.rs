@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 
+use fulmar_stack::base::Instant;
 use fulmar_stack::udp::Datagram;
 
 use super::initials::{Initials, Owner};
@@ -35,12 +36,12 @@ impl FirstBytes {
     }
 
     /// Whether a connection whose ClientHello has passed since the last time is another flow's.
-    pub(super) fn conflicts(&mut self, initials: &Initials, owner: Owner) -> bool {
+    pub(super) fn conflicts(&mut self, initials: &Initials, owner: Owner, now: Instant) -> bool {
         let passed = self.reader.connection_ids().count();
         if passed == self.claimed {
             return false;
         }
-        let is_own = initials.claim(self.reader.connection_ids(), owner);
+        let is_own = initials.claim(self.reader.connection_ids(), owner, now);
         if is_own {
             self.claimed = passed;
         }

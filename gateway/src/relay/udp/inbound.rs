@@ -9,6 +9,7 @@ use fulmar_stack::base::{SlotId, Stage};
 use super::super::datagrams::{Batch, Received};
 use super::super::host_socket::DatagramError;
 use super::super::{Context, Endpoints, canonical};
+use super::first_bytes::FirstBytes;
 use super::flow::{Flow, HostSocket, STREAM_TIMEOUT};
 use super::{Run, Udp, deliver};
 use crate::config::UdpFilter;
@@ -84,7 +85,14 @@ impl Udp {
         let host = HostSocket { fd: socket, local: None, port: Some(id) };
         self.ports.get_mut(id)?.flows += 1;
         let ends = Endpoints { guest, peer: seen, host: from };
-        Some(self.add(cx, Flow::new(host, Direction::In, ends, cx.now)))
+        let mut flow = Flow::new(host, Direction::In, ends, cx.now);
+        // What the guest answers must not ask for another name.
+        if let Some(names) = cx.names_at(Protocol::Udp, guest, seen, from) {
+            let expected = names.expected(seen.port(), cx.settings.encrypted_hello);
+            flow.first_bytes = Some(FirstBytes::new(expected));
+            flow.name = names.allowed.into_iter().next();
+        }
+        Some(self.add(cx, flow))
     }
 
     fn receive_failed(

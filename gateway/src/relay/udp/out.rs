@@ -123,7 +123,7 @@ impl Udp {
         cx.totals.bytes_out += sent.bytes as u64;
         if let Some(errno) = sent.failed {
             let count = |d: &Datagram| flow::count_of(d.payload.len(), d.segment_bytes);
-            let lost = datagrams.iter().map(count).sum::<usize>() - sent.datagrams;
+            let lost = datagrams.iter().map(count).sum::<usize>().saturating_sub(sent.datagrams);
             let first = sent.datagrams.min(datagrams.len() - 1);
             report_unsent(cx, &datagrams[first..], errno, lost as u64);
         }

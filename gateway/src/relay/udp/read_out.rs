@@ -37,7 +37,7 @@ impl Udp {
         let cut: Vec<&[u8]> =
             with_pieces.flat_map(|(d, bytes)| cut(bytes, d.segment_bytes)).collect();
         let mut read: Vec<Decision> = cut.iter().map(|bytes| first.read(bytes)).collect();
-        if first.conflicts(&cx.settings.names.initials, (flow.guest, flow.peer)) {
+        if first.conflicts(&cx.settings.names.initials, (flow.guest, flow.peer), cx.now) {
             read.fill(Decision::Refuse(Reason::QuicConflict.into()));
         }
         let is_plain = first.held.is_empty() && read.iter().all(|said| *said == Decision::Pass);
