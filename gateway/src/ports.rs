@@ -1,5 +1,5 @@
 //! Published ports, in the syntax of pasta(1): `none`, `auto`, `all`, or a list of
-//! `[ADDRESS[%INTERFACE]/]FIRST[-LAST][:TO[-TO_LAST]]` with exclusions `~FIRST[-LAST]`.
+//! `[ADDRESS[%INTERFACE]/]FIRST[-LAST][:[TO_ADDRESS/]TO[-TO_LAST]]` with exclusions `~FIRST[-LAST]`.
 //!
 //! An exclusion holds for the whole option. Exclusions alone mean all other ports that are not ephemeral.
 //! [`PortSpec::forwards`] resolves a specification to single bindings, so that the gateway handles one form.
@@ -51,6 +51,8 @@ pub struct Ports {
     pub from: RangeInclusive<u16>,
     /// The port to which the first of `from` leads; the others follow in order.
     pub to: u16,
+    /// The address to which they lead, of the version of the address that is bound; without one that of the other side.
+    pub to_address: Option<IpAddr>,
     /// Ports of `from` that are left out.
     pub excluded: Vec<RangeInclusive<u16>>,
 }
@@ -64,6 +66,8 @@ pub struct Forward {
     pub from: u16,
     /// The port to which it leads.
     pub to: u16,
+    /// The address to which it leads; without one that of the other side.
+    pub to_address: Option<IpAddr>,
     /// A port that cannot be bound is left out without an error.
     pub is_optional: bool,
 }
@@ -90,7 +94,7 @@ impl PortSpec {
             PortSpec::None | PortSpec::Auto => Vec::new(),
             PortSpec::All { bind, excluded } => (1..FIRST_EPHEMERAL_PORT)
                 .filter(|port| !contains(excluded, *port))
-                .map(|port| Forward { bind: bind.clone(), from: port, to: port, is_optional: true })
+                .map(|port| Forward { is_optional: true, ..Forward::new(bind.clone(), port, port) })
                 .collect(),
             PortSpec::Ports(ranges) => ranges.iter().flat_map(Ports::forwards).collect(),
         }
@@ -130,6 +134,13 @@ fn add(ranges: &mut Vec<Ports>, ports: Ports) -> Result<(), ParsePortsError> {
     Ok(())
 }
 
+impl Forward {
+    /// A binding that leads to a port of the other side.
+    pub fn new(bind: Bind, from: u16, to: u16) -> Forward {
+        Forward { bind, from, to, to_address: None, is_optional: false }
+    }
+}
+
 impl Bind {
     /// Whether one port cannot be bound at both places: one has every address or interface that the other one has.
     fn meets(&self, other: &Bind) -> bool {
@@ -162,6 +173,7 @@ impl Ports {
             bind: self.bind.clone(),
             from: port,
             to: self.to + (port - first),
+            to_address: self.to_address,
             is_optional: false,
         })
     }
@@ -186,10 +198,12 @@ impl FromStr for PortSpec {
 }
 
 fn parse_list(spec: &str) -> Result<PortSpec, String> {
-    let (bind, list) = match spec.rsplit_once('/') {
-        Some((_, "tcp" | "udp")) => {
-            return Err("omit `/tcp` and `/udp`: TCP and UDP ports have separate options".into());
-        }
+    if let Some((_, "tcp" | "udp")) = spec.rsplit_once('/') {
+        return Err("omit `/tcp` and `/udp`: TCP and UDP ports have separate options".into());
+    }
+    let (bind, list) = match spec.split_once('/') {
+        // The slash is that of a target.
+        Some((before, _)) if is_ports(before) => (Bind::default(), spec),
         Some((bind, list)) => (parse_bind(bind)?, list),
         None => (Bind::default(), spec),
     };
@@ -202,8 +216,9 @@ fn parse_list(spec: &str) -> Result<PortSpec, String> {
     }
     let mut ranges: Vec<Ports> = Vec::new();
     for item in ports {
-        let (from, to) = parse_mapping(item)?;
-        let ports = Ports { bind: bind.clone(), from, to, excluded: excluded.clone() };
+        let (from, to, to_address) = parse_mapping(item, &bind)?;
+        let (bind, excluded) = (bind.clone(), excluded.clone());
+        let ports = Ports { bind, from, to, to_address, excluded };
         add(&mut ranges, ports).map_err(|e| format!("`{item}`: {}", e.what))?;
     }
     Ok(PortSpec::Ports(ranges))
@@ -221,24 +236,43 @@ fn parse_bind(bind: &str) -> Result<Bind, String> {
     if address.is_empty() && interface.is_none() {
         return Err("missing address before the slash".into());
     }
-    let inner = address.strip_prefix('[').and_then(|a| a.strip_suffix(']')).unwrap_or(address);
-    let address = match inner {
+    let address = match address {
         "" => None,
-        _ => Some(inner.parse().map_err(|_| format!("invalid IP address `{address}`"))?),
+        _ => Some(parse_address(address)?),
     };
     Ok(Bind { address, interface: interface.map(str::to_owned) })
 }
 
-/// `FIRST[-LAST][:TO[-TO_LAST]]`.
-fn parse_mapping(item: &str) -> Result<(RangeInclusive<u16>, u16), String> {
-    let Some((from, to)) = item.split_once(':') else {
+/// Whether what stands before a slash is ports and a target's address, not an address to bind.
+fn is_ports(before: &str) -> bool {
+    before.split_once(':').is_some_and(|(from, to)| {
+        let is_port = |c: char| c.is_ascii_digit() || matches!(c, '-' | ',' | '~');
+        from.chars().all(is_port) && !from.is_empty() && parse_address(to).is_ok()
+    }) && parse_address(before).is_err()
+}
+
+/// `FIRST[-LAST][:[TO_ADDRESS/]TO[-TO_LAST]]`, or `FIRST[-LAST]:TO_ADDRESS`.
+fn parse_mapping(
+    item: &str,
+    bind: &Bind,
+) -> Result<(RangeInclusive<u16>, u16, Option<IpAddr>), String> {
+    let Some((from, target)) = item.split_once(':') else {
         let from = parse_range(item)?;
         let first = *from.start();
-        return Ok((from, first));
+        return Ok((from, first, None));
     };
     if from.parse::<IpAddr>().is_ok() {
-        return Err(format!("a slash separates an address from its ports: write {from}/{to}"));
+        return Err(format!("a slash separates an address from its ports: write {from}/{target}"));
     }
+    let (to_address, to) = match target.split_once('/') {
+        Some((address, to)) => (Some(parse_target(address, bind)?), to),
+        None => match parse_target(target, bind) {
+            Ok(address) => (Some(address), from),
+            // `TO` alone.
+            Err(_) if parse_address(target).is_err() => (None, target),
+            Err(what) => return Err(what),
+        },
+    };
     let (from, to) = (parse_range(from)?, parse_range(to)?);
     let span = from.end() - from.start();
     if to.start() != to.end() && to.end() - to.start() != span {
@@ -247,7 +281,25 @@ fn parse_mapping(item: &str) -> Result<(RangeInclusive<u16>, u16), String> {
     if to.start().checked_add(span).is_none() {
         return Err(format!("the target ports of `{item}` exceed 65535"));
     }
-    Ok((from, *to.start()))
+    Ok((from, *to.start(), to_address))
+}
+
+/// The address of a target. A port that is bound at both IP versions leads to no single address, as in pasta(1).
+fn parse_target(text: &str, bind: &Bind) -> Result<IpAddr, String> {
+    let target = parse_address(text)?;
+    let any = if target.is_ipv4() { "0.0.0.0" } else { "[::]" };
+    match bind.address {
+        Some(bound) if bound.is_ipv4() == target.is_ipv4() => Ok(target),
+        Some(bound) => Err(format!("{bound} and the target {target} differ in their IP version")),
+        None => Err(format!(
+            "a target of one IP version requires an address to bind, such as {any}/ before the ports"
+        )),
+    }
+}
+
+fn parse_address(text: &str) -> Result<IpAddr, String> {
+    let inner = text.strip_prefix('[').and_then(|a| a.strip_suffix(']')).unwrap_or(text);
+    inner.parse().map_err(|_| format!("invalid IP address `{text}`"))
 }
 
 fn parse_range(range: &str) -> Result<RangeInclusive<u16>, String> {
@@ -291,7 +343,11 @@ impl fmt::Display for PortSpec {
 impl Ports {
     fn write_mapping(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write_range(f, &self.from)?;
-        if self.to == *self.from.start() { Ok(()) } else { write!(f, ":{}", self.to) }
+        match self.to_address {
+            Some(address) => write!(f, ":{address}/{}", self.to),
+            None if self.to == *self.from.start() => Ok(()),
+            None => write!(f, ":{}", self.to),
+        }
     }
 }
 
@@ -353,6 +409,33 @@ mod tests {
         assert_eq!(forwards("22:23"), [(22, 23)]);
         assert_eq!(forwards("22-24:32-34"), [(22, 32), (23, 33), (24, 34)]);
         assert_eq!(forwards("22-23:8080"), [(22, 8080), (23, 8081)]);
+    }
+
+    #[test]
+    fn a_target_may_have_an_address_of_the_version_that_is_bound() {
+        let first = |spec: &str| {
+            let forward = spec.parse::<PortSpec>().unwrap().forwards().remove(0);
+            let text = |a: Option<IpAddr>| a.map(|a| a.to_string()).unwrap_or_default();
+            (text(forward.bind.address), forward.from, text(forward.to_address), forward.to)
+        };
+        let of = |b: &str, from, to: &str, port| (b.to_owned(), from, to.to_owned(), port);
+        assert_eq!(first("0.0.0.0/50:192.0.2.5/60"), of("0.0.0.0", 50, "192.0.2.5", 60));
+        assert_eq!(first("127.0.0.6/50-59:192.0.2.6"), of("127.0.0.6", 50, "192.0.2.6", 50));
+        assert_eq!(first("::/50:fd00::5/60"), of("::", 50, "fd00::5", 60));
+        assert_eq!(first("[::1]/50:[fd00::5]/60"), of("::1", 50, "fd00::5", 60));
+        assert_eq!(first("0.0.0.0/50:192.0.2.5/60,70").3, 60);
+        for (spec, what) in [
+            ("50:192.0.2.5/60", "an address to bind, such as 0.0.0.0/ before the ports"),
+            ("50:192.0.2.5", "an address to bind, such as 0.0.0.0/"),
+            ("50:fd00::5/60", "an address to bind, such as [::]/"),
+            ("::1/50:192.0.2.5/60", "differ in their IP version"),
+            ("0.0.0.0/50:192.0.2/60", "invalid IP address `192.0.2`"),
+            ("0.0.0.0/50:192.0.2.5/", "invalid port ``"),
+            ("0.0.0.0/50-51:192.0.2.5/60-62", "differ in length"),
+        ] {
+            let error = spec.parse::<PortSpec>().expect_err(spec).to_string();
+            assert!(error.contains(what), "{spec}: {error}");
+        }
     }
 
     #[test]

@@ -49,6 +49,8 @@ pub struct PublishedStat {
     pub from: RangeInclusive<u16>,
     /// The port of the other side to which the first one leads; the others follow in order.
     pub to: u16,
+    /// The address to which they lead, if it is not that of the other side.
+    pub to_address: Option<IpAddr>,
     /// TCP: clients that were accepted. UDP: flows of clients.
     pub connections: u64,
     /// TCP: accepted clients that were reset before the other side had accepted them. UDP: datagrams that got no flow.
@@ -57,12 +59,13 @@ pub struct PublishedStat {
 
 impl PublishedStat {
     fn of(protocol: Protocol, port: &PublishedPort) -> PublishedStat {
-        let Forward { bind, from, to, .. } = &port.forward;
+        let Forward { bind, from, to, to_address, .. } = &port.forward;
         PublishedStat {
             protocol,
             bind: bind.clone(),
             from: *from..=*from,
             to: *to,
+            to_address: *to_address,
             connections: port.connections.load(Relaxed),
             refused: port.refused.load(Relaxed),
         }
@@ -82,6 +85,7 @@ impl PublishedStat {
         self.is_idle()
             && next.is_idle()
             && self.bind == next.bind
+            && self.to_address == next.to_address
             && self.from.end().checked_add(1) == Some(*next.from.start())
             && self.last_to().checked_add(1) == Some(next.to)
     }

@@ -265,7 +265,8 @@ pub struct MapArgs {
 #[command(next_help_heading = "Published ports")]
 pub struct PortArgs {
     /// TCP ports of the host to forward into the namespace: none, auto (ports with a listener inside), all, or a
-    /// list of [ADDRESS[%INTERFACE]/]FIRST[-LAST][:TO[-TO_LAST]], with exclusions ~FIRST[-LAST] [default: auto]
+    /// list of [ADDRESS[%INTERFACE]/]FIRST[-LAST][:[TO_ADDRESS/]TO[-TO_LAST]], with exclusions ~FIRST[-LAST]
+    /// [default: auto]
     #[arg(short, long, value_name = "PORTS")]
     pub tcp_ports: Vec<PortSpec>,
     /// UDP ports of the host to forward into the namespace [default: auto]

@@ -50,7 +50,7 @@ pub fn on_loopback_of_guest(forward: &Forward) -> Arc<PublishedPort> {
 /// A port that leads to the one of the same number; at both IP versions or not at all: at one of them it would take
 /// what the host's programs send to `localhost` where a program of the host has the other one.
 fn to_the_same(port: u16) -> Forward {
-    Forward { bind: Bind::default(), from: port, to: port, is_optional: false }
+    Forward::new(Bind::default(), port, port)
 }
 
 /// The ports that `auto` publishes and has published.

@@ -214,6 +214,7 @@ mod tests {
             protocol: Protocol::Tcp,
             bind,
             from: 8080..=8081,
+            to_address: None,
             to: 80,
             connections: 0,
             refused: 0,

@@ -391,7 +391,11 @@ fn make_splicers(plan: &Plan, netns: &Netns) -> io::Result<Splicers> {
     if leads_out {
         let (host, run) = splice::splicer()?;
         for bound in netns.run(|| bind_in_guest(&ports.tcp_ns, TcpListener::bind))? {
-            host.listen(bound.socket, loopback(bound.to.port()).to_vec(), bound.port);
+            let to = match bound.port.forward.to_address {
+                Some(_) => vec![bound.to],
+                None => loopback(bound.to.port()).to_vec(),
+            };
+            host.listen(bound.socket, to, bound.port);
         }
         for bound in netns.run(|| bind_in_guest(&ports.udp_ns, UdpSocket::bind))? {
             host.listen_datagrams(bound.socket, bound.to, bound.port);
@@ -451,7 +455,9 @@ fn bind_in_guest<S>(
         for (socket, is_v4) in bound {
             match socket {
                 Ok(socket) => {
-                    let (to, port) = (loopback_of(forward.to, is_v4), Arc::clone(&port));
+                    let own = loopback_of(forward.to, is_v4);
+                    let to = forward.to_address.map_or(own, |a| SocketAddr::new(a, forward.to));
+                    let port = Arc::clone(&port);
                     made.push(Bound { socket, to, port });
                 }
                 Err(e) if !is_bound && !forward.is_optional => {
@@ -514,6 +520,10 @@ fn on_loopback(plan: &Plan, network: &GuestNetwork, splicers: &Splicers) -> Opti
     let is_to_loopback = plan.ports.is_to_loopback;
     Some(Box::new(move |accepted: TcpStream, published| {
         let port = published.forward.to;
+        if let Some(address) = published.forward.to_address {
+            splicer.carry(accepted, vec![SocketAddr::new(address, port)], Arc::clone(published));
+            return None;
+        }
         let is_v4 = accepted.peer_addr().is_ok_and(|a| a.ip().to_canonical().is_ipv4());
         let mut to: Vec<SocketAddr> = if is_to_loopback {
             loopback(port).to_vec()

@@ -15,6 +15,7 @@ use nix::sched::{CloneFlags, unshare};
 
 use crate::FULMAR;
 use crate::gateway_host::shell;
+use crate::guest::{Guest, detached, is_running, wait_until};
 use crate::support::{in_sandbox, text};
 
 /// What a Python script prints under `fulmar run` with these options.
@@ -353,5 +354,48 @@ fn strict_refuses_standard_streams_that_lead_elsewhere() {
         );
         let (own, _other) = UnixStream::pair().unwrap();
         assert_eq!(run(OwnedFd::from(own).into()), (Some(0), String::new()));
+    });
+}
+
+#[test]
+fn a_published_port_leads_to_the_address_that_it_names() {
+    in_sandbox(|| {
+        let guest = Guest::new();
+        let targets = ["0.0.0.0/5000:198.51.100.77/6000", "::/5001:2001:db8:7::7/6000"];
+        let options = ["--config-net", "-t", targets[0], "-t", targets[1], "-u", targets[0]];
+        let none = ["-T", "none", "-U", "none", "--no-ra"];
+        let gateway = detached(&[&options[..], &none, &[&guest.pid()]].concat());
+        guest
+            .see("ip addr add 198.51.100.77/32 dev lo; ip addr add 2001:db8:7::7/128 dev lo nodad");
+        // One server at each address of the guest: only the target's answers.
+        let script = "import socket, threading
+def serve(at, port, kind):
+    s = socket.socket(socket.AF_INET6 if ':' in at else socket.AF_INET, kind)
+    s.bind((at, port))
+    if kind == socket.SOCK_DGRAM:
+        while 1: s.sendto(at.encode(), s.recvfrom(9)[1])
+    s.listen(9)
+    while 1:
+        c = s.accept()[0]
+        c.recv(9); c.send(at.encode())
+for at in ('198.51.100.77', '2001:db8:7::7', '127.0.0.1'):
+    for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
+        threading.Thread(target=serve, args=(at, 6000, kind)).start()";
+        let mut server = Command::new("nsenter");
+        server.args(["-t", &guest.pid(), "-n", "python3", "-c", script]);
+        let mut server = server.spawn().unwrap();
+        wait_until("the servers listen", || guest.see("ss -Hltun").lines().count() == 6);
+        let servers = [("127.0.0.1", 5000), ("10.77.0.1", 5000), ("::1", 5001), ("fd77::1", 5001)];
+        let client = |script: &str| {
+            let output = Command::new("python3").args(["-c", script]).output().unwrap();
+            text(&output.stdout)
+        };
+        let streams = client(&asks("STREAM", &servers).replace("recv(9)", "recv(99)"));
+        let datagrams = client(&asks("DGRAM", &servers[..2]).replace("recv(9)", "recv(99)"));
+        server.kill().and_then(|()| server.wait()).unwrap();
+        let (v4, v6) = ("198.51.100.77\n".repeat(2), "2001:db8:7::7\n".repeat(2));
+        assert_eq!((streams, datagrams), (v4.clone() + &v6, v4));
+        drop(guest);
+        wait_until("the gateway ends with its guest", || !is_running(gateway));
     });
 }

@@ -120,16 +120,17 @@ impl Forwards {
         let from = port(arguments, "host_port")
             .ok_or_else(|| bad("host_port", "expected a number from 1 to 65535"))?;
         let guests = if host_addr.is_ipv4() { Some(self.guest.v4) } else { self.guest.v6 };
-        let guest_addr =
+        let own =
             guests.ok_or_else(|| bad("host_addr", "an IPv6 address requires --enable-ipv6"))?;
-        let named = address(arguments, "guest_addr").map_or(Ok(guest_addr), str::parse);
-        if named != Ok(guest_addr) {
-            return Err(bad("guest_addr", &format!("expected the guest's address, {guest_addr}")));
-        }
+        let named = address(arguments, "guest_addr").map_or(Ok(own), str::parse);
+        let guest_addr = named.ok().filter(|a: &IpAddr| a.is_ipv4() == own.is_ipv4());
+        let guest_addr = guest_addr
+            .ok_or_else(|| bad("guest_addr", "expected an IP address of host_addr's version"))?;
         let to = port(arguments, "guest_port")
             .ok_or_else(|| bad("guest_port", "expected a number from 1 to 65535"))?;
         let bind = Bind { address: Some(host_addr), interface: None };
-        let forward = Forward { bind, from, to, is_optional: false };
+        let to_address = Some(guest_addr).filter(|a| *a != own);
+        let forward = Forward { to_address, ..Forward::new(bind, from, to) };
         Ok(Entry { proto: proto.to_owned(), protocol, host_addr, guest_addr, forward })
     }
 

@@ -253,6 +253,14 @@ fn ports_are_added_listed_and_removed_by_their_ids() {
 }
 
 #[test]
+fn a_port_may_lead_to_another_address_than_the_guests_own() {
+    let (mut forwards, mut published) = (forwards(), Published::default());
+    forwards.answer(&add("tcp", "", "10.0.2.99", [8080, 80]), &mut published);
+    let listed = forwards.answer(&json!({"execute": "list_hostfwd"}), &mut published);
+    assert_eq!(listed["entries"][0]["guest_addr"], "10.0.2.99");
+}
+
+#[test]
 fn a_refusal_begins_with_the_words_of_slirp4netns() {
     let (mut forwards, mut published) = (forwards(), Published::default());
     let _ = forwards.answer(&add("tcp", "", "", [80, 80]), &mut published);
@@ -269,7 +277,8 @@ fn a_refusal_begins_with_the_words_of_slirp4netns() {
         (add("tcp4", "::1", "", [2, 2]), "add_hostfwd: bad arguments.host_addr"),
         (add("tcp", "", "", [0, 2]), "add_hostfwd: bad arguments.host_port"),
         (add("tcp", "", "", [65_536, 2]), "add_hostfwd: bad arguments.host_port"),
-        (add("tcp", "", "10.0.2.99", [2, 2]), "add_hostfwd: bad arguments.guest_addr"),
+        (add("tcp", "", "10.0.2", [2, 2]), "add_hostfwd: bad arguments.guest_addr"),
+        (add("tcp", "", "fd00::64", [2, 2]), "add_hostfwd: bad arguments.guest_addr"),
         (add("tcp", "", "", [2, 0]), "add_hostfwd: bad arguments.guest_port"),
         (add("tcp", "", "", [80, 81]), "add_hostfwd: slirp_add_hostfwd failed"),
         (add("tcp", "", "", [1, 1]), "add_hostfwd: slirp_add_hostfwd failed: port 1 is privileged"),

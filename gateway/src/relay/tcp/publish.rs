@@ -158,7 +158,8 @@ impl Tcp {
     fn open_to_guest(&mut self, cx: &mut Context<'_>, client: Client) -> Result<(), Refusal> {
         let Client { stream: client, from, port } = client;
         client.set_nonblocking(true).map_err(|_| Refusal::HostSocket)?;
-        let guest = cx.settings.guest_address(from.is_ipv4()).ok_or(Refusal::NoAnswerAddress)?;
+        let own = || cx.settings.guest_address(from.is_ipv4());
+        let guest = port.forward.to_address.or_else(own).ok_or(Refusal::NoAnswerAddress)?;
         let seen = cx.settings.translated(from.ip()).ok_or(Refusal::NoAnswerAddress)?;
         let guest = SocketAddr::new(guest, port.forward.to);
         let seen = SocketAddr::new(seen, from.port());

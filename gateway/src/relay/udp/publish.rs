@@ -147,7 +147,8 @@ impl Udp {
         received: &Received,
     ) {
         let Some(client) = received.from else { return };
-        let guest = cx.settings.guest_address(client.is_ipv4());
+        let own = || cx.settings.guest_address(client.is_ipv4());
+        let guest = port.forward.to_address.or_else(own);
         let seen = cx.settings.translated(canonical(client).ip());
         let (Some(guest), Some(seen)) = (guest, seen) else {
             port.count_refused();

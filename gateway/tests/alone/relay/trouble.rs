@@ -468,7 +468,7 @@ fn a_port_that_one_ip_version_has_is_published_at_the_other_if_it_is_optional() 
     let world = World::new();
     for protocol in [Protocol::Tcp, Protocol::Udp] {
         let (taken, from) = taken_v6(protocol);
-        let port = |is_optional| Forward { bind: Bind::default(), from, to: 80, is_optional };
+        let port = |is_optional| Forward { is_optional, ..Forward::new(Bind::default(), from, 80) };
         let refused = world.publish(protocol, port(false)).unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::AddrInUse);
         assert!(!is_bound_v4(protocol, from), "nothing of it is left");

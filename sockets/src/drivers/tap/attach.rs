@@ -12,6 +12,8 @@ use libc::c_int;
 use super::netlink::{self, Queues};
 use crate::drivers::{OpenError, sys};
 
+/// linux/if_tun.h, Linux 7.2.
+const IFF_BACKPRESSURE: c_int = 0x0080;
 const CLONE_DEVICE: &str = "/dev/net/tun";
 /// EBUSY is retried for this long.
 const BUSY_PATIENCE: Duration = Duration::from_millis(300);
@@ -51,8 +53,7 @@ impl Attached {
         let mut all = Vec::with_capacity(usize::from(queues));
         for _ in 0..queues {
             let file = open_clone_device_at(CLONE_DEVICE)?;
-            let attached =
-                patiently(&[libc::EBUSY], || sys::tun_attach(file.as_fd(), &name, flags));
+            let attached = patiently(&[libc::EBUSY], || attach(&file, &name, flags));
             name = attached.map_err(|e| not_attached(&name, flags, e))?;
             all.push(Attached::here(file, name.clone()));
         }
@@ -141,10 +142,16 @@ fn patiently(which: &[c_int], attach: impl Fn() -> io::Result<String>) -> io::Re
     }
 }
 
+/// Attaches with back-pressure: Linux 7.2 lets the interface's queueing discipline hold what this end has no space for,
+/// and older kernels, which drop it, ignore the flag.
+fn attach(file: &File, name: &str, flags: c_int) -> io::Result<String> {
+    sys::tun_attach(file.as_fd(), name, flags | IFF_BACKPRESSURE)
+}
+
 /// EBUSY: another program is attached. ENODEV: the interface was just removed. EINVAL: it is of another kind.
 fn try_alone(file: &File, name: &str, medium: Medium) -> io::Result<String> {
     let flags = flags(medium);
-    let e = match sys::tun_attach(file.as_fd(), name, flags) {
+    let e = match attach(file, name, flags) {
         Ok(name) => return Ok(name),
         Err(e) => e,
     };
@@ -153,7 +160,7 @@ fn try_alone(file: &File, name: &str, medium: Medium) -> io::Result<String> {
     }
     match netlink::queues(name, flags)? {
         Some(Queues::Several(0)) => {
-            let name = sys::tun_attach(file.as_fd(), name, flags | libc::IFF_MULTI_QUEUE)?;
+            let name = attach(file, name, flags | libc::IFF_MULTI_QUEUE)?;
             // The program of an earlier owner may still be attached.
             let _ = sys::tun_set_steering(file.as_fd(), None);
             Ok(name)
