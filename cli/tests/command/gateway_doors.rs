@@ -363,10 +363,11 @@ fn a_published_port_leads_to_the_address_that_it_names() {
         let guest = Guest::new();
         let targets = ["0.0.0.0/5000:198.51.100.77/6000", "::/5001:2001:db8:7::7/6000"];
         let options = ["--config-net", "-t", targets[0], "-t", targets[1], "-u", targets[0]];
-        let none = ["-T", "none", "-U", "none", "--no-ra"];
+        let none = ["-I", "ns0", "-T", "none", "-U", "none", "--no-ra"];
         let gateway = detached(&[&options[..], &none, &[&guest.pid()]].concat());
-        guest
-            .see("ip addr add 198.51.100.77/32 dev lo; ip addr add 2001:db8:7::7/128 dev lo nodad");
+        guest.see(
+            "ip addr add 198.51.100.77/32 dev lo; ip addr add 2001:db8:7::7/128 dev ns0 nodad",
+        );
         // One server at each address of the guest: only the target's answers.
         let script = "import socket, threading
 def serve(at, port, kind):

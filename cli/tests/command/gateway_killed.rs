@@ -485,7 +485,7 @@ fn a_disk_that_fills_ends_the_capture_of_a_run_and_not_the_program() {
             "exec 3<>/dev/tcp/{HOST}/{port}; head -c 1000000 /dev/zero >&3; read line <&3; exit 5"
         );
         let script = "mount -t tmpfs -o size=64k none $1 || exit 77; \
-                      exec $0 run --allow $3 --pcap $1/pcap -- bash -c \"$2\"";
+                      exec $0 run --quiet --allow $3 --pcap $1/pcap -- bash -c \"$2\"";
         let child = Command::new("unshare")
             .args(["--mount", "--propagation", "private", "sh", "-c", script, FULMAR])
             .args([folder.text(), program, HOST.to_owned()])
