@@ -16,6 +16,7 @@ pub(crate) mod outside;
 mod panics;
 pub(crate) mod plan;
 mod refused;
+mod reload;
 mod report;
 mod runas;
 mod serve;
@@ -90,6 +91,12 @@ impl Session<'_> {
                 Ok(ready(&detach::start(Process::Watch(pid))?))
             }
             (Process::Follow, _) => follow::run(&self.plan),
+            (Process::ReadPolicy, _) => {
+                match self.plan.reload.as_ref().and_then(|(args, _)| args.policy()) {
+                    Some(path) => reload::read_on_request(path),
+                    None => Ok(ExitCode::FAILURE),
+                }
+            }
             (Process::Watch(pid), guest) => watch::watch(pid, self.name, guest, self.resolvers()),
             (Process::Serve(Some(pid)), _) => {
                 self.serve(&Target::Process { pid, userns: None }, RunMode::Watched)
@@ -190,6 +197,11 @@ impl Session<'_> {
         eprintln!("{}: {failure}", self.name);
         Ok(ExitCode::from(status))
     }
+}
+
+/// Whether this process reads the policy file for a gateway.
+pub(crate) fn is_policy_reader() -> bool {
+    Process::current() == Process::ReadPolicy
 }
 
 fn ready(started: &Result<Child, u8>) -> ExitCode {

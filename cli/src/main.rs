@@ -15,6 +15,7 @@ mod nc;
 #[cfg(test)]
 mod options;
 mod ping;
+mod policy;
 mod resolve;
 mod route_spec;
 mod rtt;
@@ -58,6 +59,7 @@ enum Command {
     Top(top::Args),
     Sandbox(sandbox::Args),
     Run(run::Args),
+    Policy(policy::Args),
     Gateway(Box<gateway::Args>),
     #[command(hide = true)]
     Completions(manual::CompletionArgs),
@@ -81,6 +83,7 @@ fn main() -> ExitCode {
         Command::Top(args) => top::run(args),
         Command::Sandbox(args) => sandbox::run(args),
         Command::Run(args) => run::run(args),
+        Command::Policy(args) => policy::run(args),
         Command::Gateway(args) => gateway::run(args),
         Command::Completions(args) => manual::completions(args, Line::command()),
         Command::Man(args) => {

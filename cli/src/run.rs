@@ -4,10 +4,13 @@ use std::ffi::OsString;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 
+use fulmar_gateway::first::EncryptedHello;
 use fulmar_gateway::names::Ranges;
 use fulmar_gateway::netns::User;
 use fulmar_gateway::ports::{Bind, ParsePortsError, PortSpec};
+use fulmar_gateway::rules::file::{self, Proxy};
 use fulmar_gateway::rules::{Rule, Rules, Source};
 
 use crate::bounds::within;
@@ -17,9 +20,12 @@ use crate::gateway::args::Args as GatewayArgs;
 use crate::gateway::audit::Target;
 use crate::gateway::outside::Outside;
 use crate::gateway::plan::Plan;
+use crate::policy;
 
 /// The address at which the program reaches the host's resolver.
 const DNS: IpAddr = IpAddr::V4(Ipv4Addr::new(169, 254, 1, 1));
+/// A policy that allows nothing.
+const CLOSED: &str = "default = \"deny\"";
 /// Rules that hold for every run, below the folder of the user's configuration.
 const RULES_FILE: &str = "fulmar/run.rules";
 
@@ -103,12 +109,16 @@ pub struct Args {
     /// Report neither what the rules do not cover nor refused destinations
     #[arg(short, long)]
     quiet: bool,
-    /// Addresses that names resolve to
-    #[arg(long, value_enum, default_value_t)]
-    names: NamesMode,
+    /// Addresses that names resolve to [default: that of --policy, or given]
+    #[arg(long, value_enum)]
+    names: Option<NamesMode>,
     /// Read rules from this file instead of ~/.config/fulmar/run.rules
     #[arg(long, value_name = "FILE")]
     rules: Option<PathBuf>,
+    /// Read rules and settings from this policy file (TOML, or the JSON settings of sandbox-runtime) instead of
+    /// ~/.config/fulmar/run.rules; `fulmar policy check --help` has an example
+    #[arg(long, value_name = "FILE", conflicts_with = "rules")]
+    policy: Option<PathBuf>,
     /// Write the program's packets to this file (pcapng)
     #[arg(long, value_name = "FILE")]
     pcap: Option<PathBuf>,
@@ -133,10 +143,9 @@ pub struct Args {
 }
 
 /// The addresses that the program gets of names.
-#[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
 enum NamesMode {
     /// One of its own for each name, if a rule names a name
-    #[default]
     Given,
     /// The real ones, which other names may share
     Real,
@@ -150,19 +159,23 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
     let gateway = gateway_args(args);
     let mut plan = Plan::new(&gateway)?;
     plan.guest = crate::gateway::plan::Guest::Program(args.command.clone());
-    let rules = rules_of(args)?;
-    if args.names == NamesMode::Given && rules.have_names() {
+    let wanted = wanted(args)?;
+    if wanted.has_given_names() {
         plan.names = Some(Ranges::of_global_id(global_id()?));
     }
+    let Wanted { rules, encrypted_hello, proxy, audit, text, .. } = wanted;
+    plan.proxy = proxy;
+    plan.encrypted_hello = encrypted_hello;
+    plan.reload = text.map(|text| (Arc::new(args.clone()), text));
     let has_rules = !rules.is_empty();
     // The last line about refusals comes after the program.
-    let waits = args.summary || args.audit.is_some() || !args.quiet && has_rules;
+    let waits = args.summary || audit.is_some() || !args.quiet && has_rules;
     plan.rules = Some(rules);
     plan.protected = protected(args);
-    if let Some(target) = &args.audit {
+    if let Some(target) = &audit {
         plan.protected.extend(target.prepare()?);
     }
-    plan.audit = args.audit.clone();
+    plan.audit = audit;
     plan.outside = outside(args, has_rules)?;
     plan.has_summary = args.summary;
     let session = Session { plan, name: "fulmar run", user: User::Same };
@@ -232,21 +245,89 @@ fn rules_path(args: &Args) -> Option<PathBuf> {
 /// What the program may not write to: the folder of the rules of every run, and the file of an option.
 fn protected(args: &Args) -> Vec<PathBuf> {
     let folder = rules_file().and_then(|file| Some(file.parent()?.to_owned()));
-    let file = args.rules.as_deref().filter(|file| *file != Path::new("/dev/null"));
+    let named = args.policy.as_deref().or(args.rules.as_deref());
+    let file = named.filter(|file| *file != Path::new("/dev/null"));
     folder.into_iter().chain(file.and_then(|file| file.canonicalize().ok())).collect()
 }
 
-fn rules_of(args: &Args) -> Outcome<Rules> {
+/// What the options and the file say about the program's network.
+pub struct Wanted {
+    pub rules: Rules,
+    names: NamesMode,
+    pub encrypted_hello: EncryptedHello,
+    pub proxy: Option<Proxy>,
+    pub audit: Option<Target>,
+    /// The text of the policy file.
+    text: Option<Arc<str>>,
+}
+
+impl Wanted {
+    /// Whether names get addresses of their own.
+    pub fn has_given_names(&self) -> bool {
+        self.names == NamesMode::Given && self.rules.have_names()
+    }
+}
+
+impl Args {
+    /// The policy file.
+    pub fn policy(&self) -> Option<&Path> {
+        self.policy.as_deref()
+    }
+}
+
+fn wanted(args: &Args) -> Outcome<Wanted> {
+    if let Some(path) = &args.policy {
+        // The reader serves a gateway whose policy was valid; the file may have an error by now.
+        let text = match crate::gateway::is_policy_reader() {
+            true => CLOSED.to_owned(),
+            false => policy::read_text(path)?,
+        };
+        return wanted_by(args, &text);
+    }
     let mut rules = Rules::default();
     if let Some(path) = rules_path(args) {
         add_file(&mut rules, &path, args.rules.is_some())?;
     }
+    add_options(&mut rules, args);
+    let names = args.names.unwrap_or(NamesMode::Given);
+    let (encrypted_hello, audit) = (EncryptedHello::default(), args.audit.clone());
+    Ok(Wanted { rules, names, encrypted_hello, proxy: None, audit, text: None })
+}
+
+/// As [`wanted`], by the text of the policy file.
+///
+/// # Errors
+/// A sentence about the text.
+pub fn wanted_by(args: &Args, text: &str) -> Outcome<Wanted> {
+    let path = args.policy().unwrap_or(Path::new(""));
+    let mut policy = policy::parse(text, path)?;
+    add_options(&mut policy.rules, args);
+    let names = policy.names.map(|said| match said.value {
+        file::NamesMode::Real => NamesMode::Real,
+        _ => NamesMode::Given,
+    });
+    let encrypted_hello = match policy.allows_encrypted_hello.is_some_and(|said| said.value) {
+        true => EncryptedHello::Pass,
+        false => EncryptedHello::Refuse,
+    };
+    let names = args.names.or(names).unwrap_or(NamesMode::Given);
+    let proxy = policy.proxy.map(|said| said.value);
+    let audit = policy.audit.map(|said| {
+        let path = path.display();
+        let parsed = said.value.parse::<Target>();
+        parsed.map_err(|e| Failure::new(format!("{path}:{}: invalid `audit`: {e}", said.line)))
+    });
+    let audit = args.audit.clone().map(Ok).or(audit).transpose()?;
+    let (rules, text) = (policy.rules, Some(Arc::from(text)));
+    Ok(Wanted { rules, names, encrypted_hello, proxy, audit, text })
+}
+
+fn add_options(rules: &mut Rules, args: &Args) {
     args.allow.iter().for_each(|rule| rules.allow(rule.clone(), Source::Option));
     args.deny.iter().for_each(|rule| rules.deny(rule.clone(), Source::Option));
     if args.no_network {
         rules.close(Source::Option);
     }
-    Ok(rules)
 }
 
 /// `$XDG_CONFIG_HOME/fulmar/run.rules`, by default below `~/.config`.
@@ -276,6 +357,7 @@ fn add_file(rules: &mut Rules, path: &Path, must_exist: bool) -> Outcome {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use fulmar_gateway::policy::Protocol;
     use fulmar_gateway::rules::Destination;
 
     fn parse(line: &str) -> Result<Args, clap::Error> {
@@ -298,10 +380,10 @@ mod tests {
         let (reader, _writer) = std::io::pipe().unwrap();
         let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&reader));
         for path in [path.as_str(), "/tmp"] {
-            let refused = rules_of(&parse(&format!("--rules {path} x")).unwrap());
-            assert!(refused.unwrap_err().to_string().contains("not a regular file"));
+            let refused = wanted(&parse(&format!("--rules {path} x")).unwrap());
+            assert!(refused.err().unwrap().to_string().contains("not a regular file"));
         }
-        assert!(rules_of(&parse("--rules /dev/null x").unwrap()).is_ok(), "no rules");
+        assert!(wanted(&parse("--rules /dev/null x").unwrap()).is_ok(), "no rules");
     }
 
     #[test]
@@ -309,28 +391,46 @@ mod tests {
         let path = std::env::temp_dir().join(format!("fulmar-rules-{}", std::process::id()));
         std::fs::write(&path, "deny 10.0.0.0/8\n").unwrap();
         let line = format!("--rules {} --allow 10.1.1.1 --no-network x", path.display());
-        let rules = rules_of(&parse(&line).unwrap()).unwrap();
+        let rules = wanted(&parse(&line).unwrap()).unwrap().rules;
         let denial = |to: &str| {
-            let to = to.parse().unwrap();
-            let port = Some(80);
-            rules.denial(&Destination {
-                to,
-                port,
-                names: &[],
-                claimed: &[],
-                is_host: false,
-                is_by_name: false,
-            })
+            let to = SocketAddr::new(to.parse().unwrap(), 80);
+            rules.denial(&Destination::new(Protocol::Tcp, to))
         };
         assert_eq!(denial("10.1.1.1"), None);
         let of_file = denial("10.1.1.2").unwrap().to_string();
         assert_eq!(of_file, format!("{}:1: deny 10.0.0.0/8", path.display()));
         assert_eq!(denial("192.0.2.1").unwrap().to_string(), "--no-network");
         std::fs::write(&path, "permit x\n").unwrap();
-        let error = rules_of(&parse(&line).unwrap()).unwrap_err().to_string();
+        let error = wanted(&parse(&line).unwrap()).err().unwrap().to_string();
         assert!(error.contains("line 1"), "{error}");
         std::fs::remove_file(&path).unwrap();
-        assert!(rules_of(&parse(&line).unwrap()).unwrap_err().to_string().contains("no such file"));
+        assert!(wanted(&parse(&line).unwrap()).err().unwrap().to_string().contains("no such file"));
+    }
+
+    #[test]
+    fn a_policy_file_has_the_rules_and_the_names_mode_and_options_come_before_it() {
+        let path = std::env::temp_dir().join(format!("fulmar-run-{}.toml", std::process::id()));
+        let of = |text: &str, options: &str| {
+            std::fs::write(&path, text).unwrap();
+            wanted(&parse(&format!("--policy {} {options} x", path.display())).unwrap())
+        };
+        let text =
+            "names = \"real\"\nencrypted-client-hello = \"allow\"\nallow = [\"github.com:443\"]\n";
+        let Wanted { rules, names, encrypted_hello, .. } = of(text, "").unwrap();
+        assert!(rules.have_names() && rules.is_closed() && names == NamesMode::Real);
+        assert_eq!(encrypted_hello, EncryptedHello::Pass);
+        let Wanted { rules, names, .. } = of(text, "--names given --allow *").unwrap();
+        let to = SocketAddr::from(([192, 0, 2, 1], 80));
+        assert!(rules.denial(&Destination::new(Protocol::Tcp, to)).is_none());
+        assert!(names == NamesMode::Given);
+        let error = of("allow = [5]", "").err().unwrap().to_string();
+        assert!(error.ends_with(".toml:1:10: expected a string, not a value of type integer"));
+        let audit = of("default = \"deny\"\naudit = \"x\"", "").unwrap().audit;
+        assert_eq!(audit, "x".parse().ok());
+        assert!(parse("--policy a --rules b x").is_err());
+        std::fs::remove_file(&path).unwrap();
+        let missing = parse(&format!("--policy {} x", path.display())).unwrap();
+        assert!(wanted(&missing).err().unwrap().to_string().contains("no such file"));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! A bound of several flows together: how many there are at a time, how many bytes they move, and how fast.
 //!
-//! The rate is a token bucket of [`BURST`]. A connection waits for its bytes; a datagram beyond the rate is dropped.
+//! The rate is a token bucket of 100 ms. A connection waits for its bytes; a datagram beyond the rate is dropped.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -49,6 +49,11 @@ impl Allowance {
     pub fn new(bounds: Bounds) -> Arc<Allowance> {
         let (open, bytes, bucket) = Default::default();
         Arc::new(Allowance { bounds, open, bytes, bucket })
+    }
+
+    /// The bounds.
+    pub fn bounds(&self) -> Bounds {
+        self.bounds
     }
 
     /// Begins a flow. `None`: there are as many as may be, or all bytes are used.

@@ -31,6 +31,7 @@ use crate::relay::shared_names::SharedNames;
 use crate::relay::shared_policy::SharedPolicy;
 use crate::relay::siblings::Siblings;
 use crate::relay::{Clock, Settings};
+use crate::rules::Rules;
 use crate::setup::{self, SetupError};
 use crate::stat::{Stat, Summary};
 use crate::worker::{Common, Worker};
@@ -107,6 +108,12 @@ impl Handle<'_> {
     /// leads elsewhere by the new mapping begins anew with the next datagram.
     pub fn set_mapping(&mut self, mapping: Mapping) {
         self.first.set_mapping(mapping);
+    }
+
+    /// Gives the policy other rules ([`Policy::set_rules`](crate::Policy::set_rules)), and asks it anew about all flows, in
+    /// the threads of all queues: those that it denies now are reset.
+    pub fn set_rules(&mut self, rules: Rules) {
+        self.first.set_rules(rules);
     }
 
     /// Replaces what the guest is given by DHCP and DHCPv6 when it asks, and by router advertisements: a new one is sent

@@ -38,4 +38,5 @@ mod worker;
 
 pub use config::Config;
 pub use gateway::{FdHandler, Gateway, Handle};
+pub use policy::Policy;
 pub use setup::SetupError;

@@ -1,10 +1,11 @@
 //! The policy: which flows of a guest may leave, and for which names it may ask.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use crate::allowance::Allowance;
 use crate::first;
+use crate::rules::{Denial, Rules};
 use crate::stat::{FlowStat, Refusal};
 
 /// A transport that the gateway carries.
@@ -56,6 +57,23 @@ pub struct NewFlow<'a> {
     pub is_host: bool,
 }
 
+impl NewFlow<'_> {
+    /// A flow to an address without a name, which is not the host's and which no mapping leads elsewhere.
+    pub fn new(protocol: Protocol, from: SocketAddr, to: SocketAddr) -> Self {
+        let (names, claimed_names) = (&[], &[]);
+        NewFlow {
+            protocol,
+            from,
+            to,
+            leads_to: to,
+            name: None,
+            names,
+            claimed_names,
+            is_host: false,
+        }
+    }
+}
+
 /// A client of a published port.
 #[derive(Clone, Copy, Debug)]
 pub struct NewClient {
@@ -81,7 +99,7 @@ pub trait Policy: Send {
     fn decide(&mut self, flow: &NewFlow<'_>) -> Decision;
 
     /// The names of its address for which a flow that was allowed is allowed, if it is not for its address: the guest's
-    /// first bytes must then ask for one of them ([`first`](crate::first)). Asked where names have their real addresses.
+    /// first bytes must then ask for one of them ([`first`]). Asked where names have their real addresses.
     fn allowed_names(&mut self, flow: &NewFlow<'_>) -> Option<Vec<String>> {
         let _ = flow;
         None
@@ -97,6 +115,12 @@ pub trait Policy: Send {
     /// Asked once.
     fn reads_names(&self) -> bool {
         true
+    }
+
+    /// Other rules than those that it was made with ([`Handle::set_rules`](crate::Handle::set_rules)). A policy that
+    /// does not decide by rules has nothing to do.
+    fn set_rules(&mut self, rules: Rules) {
+        let _ = rules;
     }
 
     /// A client of a published port appears. One that is denied is not admitted: a connection is reset, a datagram
@@ -146,5 +170,62 @@ pub trait Policy: Send {
     /// A flow ended.
     fn ended(&mut self, flow: &FlowStat) {
         let _ = flow;
+    }
+}
+
+/// The policy of [`Rules`], without a report of what it refuses.
+#[derive(Clone, Debug)]
+pub struct ByRules {
+    rules: Rules,
+    dns: Vec<IpAddr>,
+}
+
+impl ByRules {
+    /// `dns`: the addresses at which the gateway forwards DNS ([`Mapping::dns`](crate::mapping::Mapping)). They are
+    /// reached whatever the rules say of addresses, and the names that the guest asks for are decided.
+    pub fn new(rules: Rules, dns: Vec<IpAddr>) -> ByRules {
+        ByRules { rules, dns }
+    }
+}
+
+fn unless(denial: Option<&Denial>) -> Decision {
+    if denial.is_some() { Decision::Deny } else { Decision::Allow }
+}
+
+impl Policy for ByRules {
+    fn decide(&mut self, flow: &NewFlow<'_>) -> Decision {
+        unless(self.rules.verdict_of_flow(flow, &self.dns).denial)
+    }
+
+    fn allowed_names(&mut self, flow: &NewFlow<'_>) -> Option<Vec<String>> {
+        self.rules.allowed_names(flow)
+    }
+
+    fn allowance(&mut self, flow: &NewFlow<'_>) -> Option<Arc<Allowance>> {
+        self.rules.verdict_of_flow(flow, &self.dns).allowance().cloned()
+    }
+
+    fn reads_names(&self) -> bool {
+        !self.rules.is_empty()
+    }
+
+    fn set_rules(&mut self, rules: Rules) {
+        self.rules = rules;
+    }
+
+    fn decide_client(&mut self, client: &NewClient) -> Decision {
+        unless(self.rules.client_denial(client.protocol, client.from))
+    }
+
+    fn decide_name(&mut self, name: &str, record_type: u16) -> Decision {
+        unless(self.rules.name_denial(name, record_type))
+    }
+
+    fn decide_hidden_name(&mut self) -> Decision {
+        unless(self.rules.hidden_name_denial())
+    }
+
+    fn keeps_name(&self, name: &str, known: &[String]) -> bool {
+        self.rules.keeps_name(name, known)
     }
 }

@@ -37,7 +37,7 @@ use crate::mapping::{Mapping, is_link_local};
 use crate::names::pins::Known;
 use crate::policy::{NewClient, NewFlow, Protocol};
 use crate::setup;
-use crate::stat::{Refusal, Totals};
+use crate::stat::{Direction, Refusal, Totals};
 use crate::upstream::{Target, Upstream};
 use datagrams::HostError;
 use host_socket::Failure;
@@ -362,11 +362,7 @@ impl Context<'_> {
         to: SocketAddr,
         name: Arc<str>,
     ) -> Way {
-        let (names, claimed_names, is_host) = (&[], &[], false);
-        let (leads_to, own) = (to, Some(&*name));
-        let wanted =
-            NewFlow { protocol, from, to, leads_to, name: own, names, claimed_names, is_host };
-        if !self.settings.policy.allows(&wanted) {
+        if !self.allows_through(protocol, from, to, &name) {
             return Way::Refused(denied(protocol), Refusal::Policy);
         }
         if protocol != Protocol::Tcp {
@@ -374,6 +370,20 @@ impl Context<'_> {
         }
         let target = Target::Name(Arc::clone(&name), to.port());
         Way::Through(target, Some(Names { allowed: smallvec![name], are_all: true }))
+    }
+
+    /// Whether the policy allows the guest a flow to a name that the upstream proxy resolves.
+    fn allows_through(
+        &self,
+        protocol: Protocol,
+        from: SocketAddr,
+        to: SocketAddr,
+        name: &str,
+    ) -> bool {
+        let (names, claimed_names, is_host) = (&[], &[], false);
+        let (leads_to, name) = (to, Some(name));
+        let wanted = NewFlow { protocol, from, to, leads_to, name, names, claimed_names, is_host };
+        self.settings.policy.allows(&wanted)
     }
 
     /// Whether the policy allows the guest a flow to an address of a name.
@@ -408,6 +418,35 @@ impl Context<'_> {
         let name = None;
         let wanted = NewFlow { protocol, from, to, leads_to, name, names, claimed_names, is_host };
         self.settings.policy.allows(&wanted)
+    }
+
+    /// Whether new rules allow a flow that has begun. By real addresses it is not known which name the flow was
+    /// allowed for: then all names of the address must be allowed.
+    pub(crate) fn still_allows(
+        &self,
+        protocol: Protocol,
+        direction: Direction,
+        ends: &Endpoints,
+    ) -> bool {
+        let Endpoints { guest, peer, host } = *ends;
+        if direction == Direction::In {
+            return self.settings.policy.admits(&NewClient { protocol, from: host });
+        }
+        let has_proxy = self.settings.upstream.is_some();
+        match self.settings.names.meaning(peer.ip()) {
+            Meaning::Name(name) if has_proxy => self.allows_through(protocol, guest, peer, &name),
+            Meaning::Name(name) => self.allows_by_name(protocol, (guest, peer), host, &name),
+            Meaning::Nothing => false,
+            Meaning::Address => {
+                let target =
+                    if has_proxy { self.settings.mapping.target(peer) } else { Some(host) };
+                target.is_some_and(|leads_to| {
+                    let names = || self.names_at(protocol, guest, peer, leads_to);
+                    self.allows(protocol, guest, peer, leads_to)
+                        && names().is_none_or(|names| names.are_all)
+                })
+            }
+        }
     }
 
     /// Whether the policy admits a client of a published port, which is counted if not.

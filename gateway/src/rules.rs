@@ -20,41 +20,28 @@
 //! when the guest connects to an address that an answer gave for the name. A host of many names is reached under each
 //! of them as soon as one is allowed. Answers of a DNS server that the guest has chosen itself can only deny.
 
+pub mod file;
 mod guarded;
+mod index;
 mod named;
+mod rule;
 #[cfg(test)]
 mod tests;
 
 use std::fmt;
-use std::net::IpAddr;
-use std::ops::RangeInclusive;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
+use crate::allowance::Allowance;
+use crate::policy::{NewFlow, Protocol};
 use crate::relay::dns::message::{
     TYPE_A, TYPE_AAAA, TYPE_CNAME, TYPE_HTTPS, TYPE_MX, TYPE_SRV, TYPE_SVCB,
 };
 pub(crate) use guarded::embedded_v4;
-
-/// The host of a rule.
-#[derive(Clone, PartialEq, Eq, Debug)]
-enum Host {
-    Any,
-    Prefix(IpAddr, u8),
-    Name(String),
-    /// Names below this one, which begins with a dot.
-    Below(String),
-}
-
-/// One destination.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Rule {
-    host: Host,
-    ports: RangeInclusive<u16>,
-    /// As it was written.
-    text: String,
-}
+use index::Index;
+pub(crate) use rule::covers;
+pub use rule::{ParseRuleError, Rule};
 
 /// Where a rule was given.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -78,7 +65,8 @@ pub struct Denial(Why);
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Why {
     Rule(Rule, Source),
-    NoNetwork(Source),
+    /// What closes the rest, as it is written.
+    Said(String, Source),
     /// No rule names the destination, and this one allows others.
     AllowList(Rule, Source),
     /// Addresses that are refused without a rule.
@@ -89,7 +77,7 @@ impl fmt::Display for Denial {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (what, source) = match &self.0 {
             Why::Rule(rule, source) => (format!("deny {}", rule.text), source),
-            Why::NoNetwork(source) => ("no-network".to_owned(), source),
+            Why::Said(text, source) => (text.clone(), source),
             Why::AllowList(rule, source) => {
                 f.write_str("default: closed by ")?;
                 (format!("allow {}", rule.text), source)
@@ -98,7 +86,13 @@ impl fmt::Display for Denial {
                 return write!(f, "default: {what}; permit an address with --allow ADDRESS");
             }
         };
-        match source {
+        source.write(f, &what)
+    }
+}
+
+impl Source {
+    fn write(&self, f: &mut fmt::Formatter<'_>, what: &str) -> fmt::Result {
+        match self {
             Source::Option => write!(f, "--{what}"),
             Source::Line { file, number } => write!(f, "{}:{number}: {what}", file.display()),
         }
@@ -106,12 +100,16 @@ impl fmt::Display for Denial {
 }
 
 /// A rule, where it was given, and whether it refuses.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, Debug)]
 struct Entry {
     rule: Rule,
     source: Source,
     /// `None`: it allows.
     denial: Option<Denial>,
+    /// A denial that no allowance is an exception from.
+    is_strict: bool,
+    /// What all flows that it allows share.
+    allowance: Option<Arc<Allowance>>,
 }
 
 impl Entry {
@@ -123,6 +121,8 @@ impl Entry {
 /// A destination.
 #[derive(Clone, Copy, Debug)]
 pub struct Destination<'a> {
+    /// The transport.
+    pub protocol: Protocol,
     /// Its address.
     pub to: IpAddr,
     /// Its port; `None`: that of an echo request, which every rule names.
@@ -138,14 +138,106 @@ pub struct Destination<'a> {
     pub is_by_name: bool,
 }
 
+impl Destination<'_> {
+    /// An address without a name, which is not the host's.
+    pub fn new(protocol: Protocol, to: SocketAddr) -> Self {
+        let port = (protocol != Protocol::Icmp).then_some(to.port());
+        let (names, claimed) = (&[], &[]);
+        Destination {
+            protocol,
+            to: to.ip(),
+            port,
+            names,
+            claimed,
+            is_host: false,
+            is_by_name: false,
+        }
+    }
+}
+
+/// The step of the decision ([module](self)).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Step {
+    /// A denial that comes before all other rules.
+    Strict,
+    /// The rules by address.
+    Address,
+    /// Addresses that are refused without a rule.
+    Guarded,
+    /// The rules by name.
+    Name,
+    /// The rules with `*`.
+    Any,
+    /// No rule names the destination.
+    Default,
+}
+
+impl Step {
+    /// What decides in this step.
+    pub fn sentence(self) -> &'static str {
+        match self {
+            Step::Strict => "a denied domain decides before every other rule",
+            Step::Address => "of the rules by address, the longest prefix decides",
+            Step::Guarded => "these addresses are refused unless a rule by address allows them",
+            Step::Name => "of the rules by name, the most specific one decides",
+            Step::Any => "no rule by address or name matches, and a rule with `*` decides",
+            Step::Default => "no rule matches",
+        }
+    }
+}
+
+/// What the rules say about a destination.
+#[derive(Clone, Copy, Debug)]
+pub struct Verdict<'a> {
+    /// The step that decided.
+    pub step: Step,
+    /// Why the destination is refused; `None`: it is allowed.
+    pub denial: Option<&'a Denial>,
+    entry: Option<&'a Entry>,
+}
+
+impl<'a> Verdict<'a> {
+    fn of(step: Step, entry: &'a Entry) -> Verdict<'a> {
+        Verdict { step, denial: entry.denial.as_ref(), entry: Some(entry) }
+    }
+
+    /// The limits of the rule that allows it.
+    pub fn allowance(&self) -> Option<&'a Arc<Allowance>> {
+        self.entry?.allowance.as_ref()
+    }
+}
+
+/// The rule that decided, as it was given.
+impl fmt::Display for Verdict<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.denial, self.entry) {
+            (Some(denial), _) => denial.fmt(f),
+            (None, Some(entry)) => entry.source.write(f, &format!("allow {}", entry.rule.text)),
+            (None, None) => f.write_str("default: open"),
+        }
+    }
+}
+
 /// The destinations that a guest may reach. Default: all but guarded addresses.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Rules {
     entries: Vec<Entry>,
     /// `no-network` and `deny *`.
     closings: Vec<Closing>,
-    /// Of the entries and closings.
-    default: OnceLock<Option<Closing>>,
+    /// Of all of them, since the last change.
+    compiled: OnceLock<Box<Compiled>>,
+}
+
+/// What a decision looks up.
+#[derive(Clone, Debug)]
+struct Compiled {
+    index: Index,
+    closing: Option<Closing>,
+    /// The first denial by name.
+    first_name_denial: Option<u32>,
+    has_names: bool,
+    has_strict: bool,
 }
 
 /// What refuses the destinations that no rule names.
@@ -156,163 +248,21 @@ struct Closing {
     is_option: bool,
 }
 
-/// A rule that means nothing: what is wrong with it.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct ParseRuleError(String);
-
-impl fmt::Display for ParseRuleError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for ParseRuleError {}
-
-const ALL_PORTS: RangeInclusive<u16> = 0..=u16::MAX;
-
-impl FromStr for Rule {
-    type Err = ParseRuleError;
-
-    fn from_str(text: &str) -> Result<Rule, ParseRuleError> {
-        let error = |what: &str| ParseRuleError(format!("invalid rule `{text}`: {what}"));
-        let (host, ports) = split(text).ok_or_else(|| error("missing bracket"))?;
-        let ports = match ports {
-            None => ALL_PORTS,
-            Some(ports) => parse_ports(ports).ok_or_else(|| {
-                error(match ports.starts_with("//") {
-                    true => "expected HOST or HOST:PORT, not a URL",
-                    false => "expected a port or a range (1-65535) after the colon",
-                })
-            })?,
-        };
-        let host = parse_host(host).ok_or_else(|| {
-            error("expected an address, a prefix such as 10.0.0.0/8, a name, *.name or *")
-        })?;
-        Ok(Rule { host, ports, text: text.to_owned() })
-    }
-}
-
-/// Host and ports. An IPv6 address without brackets has no ports.
-fn split(text: &str) -> Option<(&str, Option<&str>)> {
-    if let Some(rest) = text.strip_prefix('[') {
-        let (host, rest) = rest.split_once(']')?;
-        return match rest.strip_prefix(':') {
-            None if rest.is_empty() => Some((host, None)),
-            ports => ports.map(|p| (host, Some(p))),
-        };
-    }
-    Some(match text.split_once(':') {
-        Some((host, ports)) if !ports.contains(':') => (host, Some(ports)),
-        _ => (text, None),
-    })
-}
-
-fn parse_ports(text: &str) -> Option<RangeInclusive<u16>> {
-    let port = |text: &str| text.parse::<u16>().ok().filter(|p| *p != 0);
-    let (first, last) = text.split_once('-').unwrap_or((text, text));
-    let range = port(first)?..=port(last)?;
-    (!range.is_empty()).then_some(range)
-}
-
-fn parse_host(text: &str) -> Option<Host> {
-    if text == "*" {
-        return Some(Host::Any);
-    }
-    let (address, length) = text.split_once('/').map_or((text, None), |(a, l)| (a, Some(l)));
-    if let Ok(address) = address.parse::<IpAddr>() {
-        let bits = if address.is_ipv4() { 32 } else { 128 };
-        let length: u8 = length.map_or(Some(bits), |l| l.parse().ok().filter(|l| *l <= bits))?;
-        return Some(match address.to_canonical() {
-            // An IPv4-mapped prefix is one of IPv4.
-            v4 @ IpAddr::V4(_) if address.is_ipv6() && length >= 96 => {
-                Host::Prefix(v4, length - 96)
-            }
-            _ => Host::Prefix(address, length),
-        });
-    }
-    let name = text.trim_end_matches('.').to_ascii_lowercase();
-    let is_below = name.starts_with("*.");
-    let labels = name.strip_prefix("*.").unwrap_or(&name);
-    let is_label = |label: &str| {
-        let is_part = |b: u8| b.is_ascii_alphanumeric() || b == b'-' || b == b'_';
-        (1..=63).contains(&label.len()) && label.bytes().all(is_part)
-    };
-    // A last label of digits alone is a mistyped address.
-    let is_number = labels.rsplit('.').next()?.bytes().all(|b| b.is_ascii_digit());
-    if is_number || !labels.split('.').all(is_label) {
-        return None;
-    }
-    Some(if is_below { Host::Below(format!(".{labels}")) } else { Host::Name(name) })
-}
-
-impl Rule {
-    fn has_port(&self, port: Option<u16>) -> bool {
-        port.is_none_or(|p| self.ports.contains(&p))
-    }
-
-    /// Bits of an address that the rule names, as of an IPv6 one; `None`: it does not name the address.
-    fn bits_of(&self, to: IpAddr) -> Option<u8> {
-        match self.host {
-            Host::Prefix(prefix, length) if covers(prefix, length, to) => {
-                Some(if prefix.is_ipv4() { 96 + length } else { length })
-            }
-            _ => None,
-        }
-    }
-
-    /// Characters of a name that the rule names; `None`: it does not name it.
-    fn characters_of(&self, name: &str) -> Option<usize> {
-        match &self.host {
-            Host::Name(own) if own == name => Some(usize::MAX),
-            Host::Below(end) if name.ends_with(end) => Some(end.len()),
-            _ => None,
-        }
-    }
-
-    /// Whether it is `*`.
-    fn is_everything(&self) -> bool {
-        self.host == Host::Any && self.ports == ALL_PORTS
-    }
-
-    /// Whether an allowance is an exception from this denial: it names less, and decides before it.
-    fn has_exception(&self, allowed: &Rule) -> bool {
-        let (ports, of_allowed) = (&self.ports, &allowed.ports);
-        let has_ports = ports.contains(of_allowed.start()) && ports.contains(of_allowed.end());
-        let has_host = match (&self.host, &allowed.host) {
-            (Host::Any, host) => *host != Host::Any,
-            (Host::Prefix(prefix, length), Host::Prefix(own, longer)) => {
-                length < longer && covers(*prefix, *length, *own)
-            }
-            (Host::Below(end), Host::Name(name)) => name.ends_with(end),
-            (Host::Below(end), Host::Below(longer)) => end != longer && longer.ends_with(end),
-            _ => false,
-        };
-        has_ports && has_host
-    }
-
-    fn is_by_name(&self) -> bool {
-        matches!(self.host, Host::Name(_) | Host::Below(_))
-    }
-}
-
-/// Whether the first `length` bits of both are equal. False for addresses of different versions.
-pub(crate) fn covers(prefix: IpAddr, length: u8, address: IpAddr) -> bool {
-    let (difference, bits) = match (prefix, address) {
-        (IpAddr::V4(a), IpAddr::V4(b)) => (u128::from(a.to_bits() ^ b.to_bits()), 32),
-        (IpAddr::V6(a), IpAddr::V6(b)) => (a.to_bits() ^ b.to_bits(), 128),
-        _ => return false,
-    };
-    difference.checked_shr(bits - u32::from(length).min(bits)).unwrap_or(0) == 0
-}
-
+/// The port of DNS.
+const DNS_PORT: u16 = 53;
 /// Types of records that a closed guest may ask for: addresses, and what leads to them.
 const USUAL_TYPES: [u16; 7] =
     [TYPE_A, TYPE_AAAA, TYPE_CNAME, TYPE_MX, TYPE_SRV, TYPE_SVCB, TYPE_HTTPS];
 
+/// A name as rules have it.
+fn canonical_name(name: &str) -> String {
+    name.trim_end_matches('.').to_ascii_lowercase()
+}
+
 impl Rules {
     /// Allows what a rule names. This closes the rules unless the rule is an exception from a denial.
     pub fn allow(&mut self, rule: Rule, source: Source) {
-        self.add(Entry { rule, source, denial: None });
+        self.add(Entry { rule, source, denial: None, is_strict: false, allowance: None });
     }
 
     /// Refuses what a rule names. `*` on all ports is what [`Rules::close`] refuses.
@@ -321,45 +271,67 @@ impl Rules {
         if rule.is_everything() {
             return self.close_by(denial, &source);
         }
-        self.add(Entry { rule, source, denial: Some(denial) });
+        self.add(Entry { rule, source, denial: Some(denial), is_strict: false, allowance: None });
     }
 
     /// Refuses what no rule names.
     pub fn close(&mut self, source: Source) {
-        self.close_by(Denial(Why::NoNetwork(source.clone())), &source);
+        self.close_as("no-network", source);
+    }
+
+    /// `what`: how that was said.
+    fn close_as(&mut self, what: &str, source: Source) {
+        self.close_by(Denial(Why::Said(what.to_owned(), source.clone())), &source);
     }
 
     fn add(&mut self, entry: Entry) {
-        self.default.take();
+        self.compiled.take();
         self.entries.push(entry);
     }
 
     fn close_by(&mut self, denial: Denial, source: &Source) {
-        self.default.take();
+        self.compiled.take();
         self.closings.push(Closing { denial, is_option: *source == Source::Option });
     }
 
+    fn compiled(&self) -> &Compiled {
+        self.compiled.get_or_init(|| {
+            let numbered = || (0..).zip(&self.entries);
+            let index = Index::new(numbered().map(|(n, e)| (n, &e.rule)));
+            let mut denied = numbered().filter(|(_, e)| e.rule.is_by_name() && e.denial.is_some());
+            Box::new(Compiled {
+                closing: self.closing(&index),
+                first_name_denial: denied.next().map(|(n, _)| n),
+                has_names: self.entries.iter().any(|e| e.rule.is_by_name()),
+                has_strict: self.entries.iter().any(|e| e.is_strict),
+                index,
+            })
+        })
+    }
+
     /// What closes the rules: an option before a line of a file. `None`: destinations that no rule names are allowed.
-    fn closing(&self) -> Option<&Closing> {
-        let find = || {
-            let of = |is_option| {
-                let said = self.closings.iter().find(|c| c.is_option == is_option).cloned();
-                said.or_else(|| self.allow_list(is_option))
-            };
-            of(true).or_else(|| of(false))
+    fn closing(&self, index: &Index) -> Option<Closing> {
+        let of = |is_option| {
+            let said = self.closings.iter().find(|c| c.is_option == is_option).cloned();
+            said.or_else(|| self.allow_list(index, is_option))
         };
-        self.default.get_or_init(find).as_ref()
+        of(true).or_else(|| of(false))
     }
 
     /// The first allowance of the options, or of the lines, that is no exception, unless there is `allow *`.
-    fn allow_list(&self, is_option: bool) -> Option<Closing> {
-        let entries = || self.entries.iter().filter(|e| e.is_option() == is_option);
-        let mut allows = entries().filter(|e| e.denial.is_none());
+    fn allow_list(&self, index: &Index, is_option: bool) -> Option<Closing> {
+        let of_source = self.entries.iter().filter(|e| e.is_option() == is_option);
+        let mut allows = of_source.filter(|e| e.denial.is_none());
         if allows.clone().any(|e| e.rule.is_everything()) {
             return None;
         }
         let is_exception = |allowed: &Entry| {
-            entries().any(|e| e.denial.is_some() && e.rule.has_exception(&allowed.rule))
+            let around = index.around(&allowed.rule.host);
+            let mut denials = around.iter().map(|n| &self.entries[*n as usize]);
+            denials.any(|e| {
+                let is_denial = e.denial.is_some() && e.is_option() == is_option;
+                is_denial && e.rule.has_exception(&allowed.rule)
+            })
         };
         let first = allows.find(|e| !is_exception(e))?;
         let denial = Denial(Why::AllowList(first.rule.clone(), first.source.clone()));
@@ -368,115 +340,197 @@ impl Rules {
 
     /// Why a destination that no rule names is refused; `None`: it is allowed.
     fn closed(&self) -> Option<&Denial> {
-        self.closing().map(|c| &c.denial)
+        self.compiled().closing.as_ref().map(|c| &c.denial)
     }
 
-    /// The rules that count.
-    fn entries(&self) -> impl Iterator<Item = &Entry> {
-        let is_closed_by_option = self.closing().is_some_and(|c| c.is_option);
-        self.entries
-            .iter()
-            .filter(move |e| e.denial.is_some() || e.is_option() || !is_closed_by_option)
+    /// Rules by their numbers, of those that count: allowances of a file do not where an option closes.
+    fn counting(&self, numbers: impl Iterator<Item = u32>) -> impl Iterator<Item = (u32, &Entry)> {
+        let is_closed_by_option = self.compiled().closing.as_ref().is_some_and(|c| c.is_option);
+        let numbered = numbers.map(|n| (n, &self.entries[n as usize]));
+        numbered.filter(move |(_, e)| e.denial.is_some() || e.is_option() || !is_closed_by_option)
     }
 
     /// The rule that refuses a destination. `None`: the guest may reach it.
     pub fn denial(&self, d: &Destination<'_>) -> Option<&Denial> {
+        self.verdict(d).denial
+    }
+
+    /// What the rules say about a destination.
+    pub fn verdict(&self, d: &Destination<'_>) -> Verdict<'_> {
         let to = d.to.to_canonical();
         let has_name = !d.names.is_empty() || !d.claimed.is_empty();
         let is_by_name = d.is_by_name || (has_name && self.have_names());
-        let by_address = self.by_address(to, d.port, guarded::kind_of(to, d.is_host, is_by_name));
-        if let Some(decided) = by_address {
-            return decided;
-        }
-        let by_name = |name: &String| self.by_name(name, |e| e.rule.has_port(d.port));
-        let claims = d.claimed.iter().filter_map(by_name);
-        let decided = d.names.iter().filter_map(by_name);
-        if let Some(denial) = decided.clone().chain(claims).flatten().next() {
-            return Some(denial);
-        }
-        if decided.clone().next().is_some() {
-            return None;
-        }
-        let of_any = self.entries().filter(|e| e.rule.host == Host::Any && e.rule.has_port(d.port));
-        match of_any.max_by_key(|e| (e.is_option(), e.denial.is_some())) {
-            Some(entry) => entry.denial.as_ref(),
-            None => self.closed(),
+        let guarded = guarded::kind_of(to, d.is_host, is_by_name);
+        let strict = || self.strict(Some(to), d);
+        let by_address = || self.by_address(to, (d.protocol, d.port), guarded);
+        strict().or_else(by_address).or_else(|| self.by_names(d)).unwrap_or_else(|| self.by_any(d))
+    }
+
+    /// What the rules say about a name whose address is not known yet; that of the destination does not count.
+    pub fn verdict_of_name(&self, d: &Destination<'_>) -> Verdict<'_> {
+        let strict = self.strict(None, d);
+        strict.or_else(|| self.by_names(d)).unwrap_or_else(|| self.by_any(d))
+    }
+
+    /// What the rules say about a flow. `dns`: the addresses at which the gateway forwards DNS, where names decide.
+    pub fn verdict_of_flow(&self, flow: &NewFlow<'_>, dns: &[IpAddr]) -> Verdict<'_> {
+        let own = flow.name.map(|name| [name.to_owned()]);
+        let at = if own.is_some() { flow.leads_to } else { flow.to };
+        let destination = Destination {
+            names: own.as_ref().map_or(flow.names, |own| own.as_slice()),
+            claimed: flow.claimed_names,
+            is_host: flow.is_host,
+            is_by_name: own.is_some(),
+            ..Destination::new(flow.protocol, at)
+        };
+        // A proxy resolves the name.
+        let verdict = match own.is_some() && flow.leads_to == flow.to {
+            true => self.verdict_of_name(&destination),
+            false => self.verdict(&destination),
+        };
+        let is_dns = flow.to.port() == DNS_PORT;
+        // The names in DNS over TCP are not read.
+        let hides_names = is_dns && flow.protocol == Protocol::Tcp;
+        let hidden = || if hides_names { self.hidden_name_denial() } else { None };
+        match verdict.denial {
+            Some(_) if !is_dns || !dns.contains(&flow.to.ip()) => verdict,
+            _ => Verdict { denial: hidden(), ..verdict },
         }
     }
 
-    /// The decision of the rules by address: `Some(None)` allows.
+    /// A denial that comes before all other rules.
+    fn strict(&self, to: Option<IpAddr>, d: &Destination<'_>) -> Option<Verdict<'_>> {
+        let Compiled { index, has_strict: true, .. } = self.compiled() else { return None };
+        let names: Vec<String> =
+            d.names.iter().chain(d.claimed).map(|name| canonical_name(name)).collect();
+        let by_name = names.iter().flat_map(|name| index.of_name(name));
+        let by_address = to.into_iter().flat_map(|to| index.of_address(to));
+        let all = index.of_any().chain(by_address).chain(by_name);
+        let mut strict = all.map(|n| &self.entries[n as usize]).filter(|e| e.is_strict);
+        let found = strict.find(|e| e.rule.has_port(d.protocol, d.port))?;
+        Some(Verdict::of(Step::Strict, found))
+    }
+
+    /// What the rules by name say: a denial of one name before an allowance of another.
+    fn by_names(&self, d: &Destination<'_>) -> Option<Verdict<'_>> {
+        let by_name = |name: &String| self.by_name(name, |e| e.rule.has_port(d.protocol, d.port));
+        let claims = d.claimed.iter().filter_map(by_name);
+        let decided = d.names.iter().filter_map(by_name);
+        let denied = decided.clone().chain(claims).find(|e| e.denial.is_some());
+        denied.or_else(|| decided.clone().next()).map(|entry| Verdict::of(Step::Name, entry))
+    }
+
+    fn by_any(&self, d: &Destination<'_>) -> Verdict<'_> {
+        let of_any = self.counting(self.compiled().index.of_any());
+        let of_port = of_any.filter(|(_, e)| e.rule.has_port(d.protocol, d.port));
+        match of_port.max_by_key(|(n, e)| (e.is_option(), e.denial.is_some(), *n)) {
+            Some((_, entry)) => Verdict::of(Step::Any, entry),
+            None => Verdict { step: Step::Default, denial: self.closed(), entry: None },
+        }
+    }
+
+    /// What the rules by address, and the list of guarded ones, say.
     fn by_address(
         &self,
         to: IpAddr,
-        port: Option<u16>,
+        (protocol, port): (Protocol, Option<u16>),
         guarded: Option<(u8, &'static Denial)>,
-    ) -> Option<Option<&Denial>> {
+    ) -> Option<Verdict<'_>> {
+        let index = &self.compiled().index;
+        // The translator is not known, so that a form of an address can only be denied.
         let embedded = embedded_v4(to);
-        let bits_of = |e: &Entry| {
-            // The translator is not known, so that a form of an address can only be denied.
-            let forms = embedded.iter().filter(|_| e.denial.is_some());
-            let bits = forms.filter_map(|v4| e.rule.bits_of(*v4)).max();
-            e.rule.bits_of(to).max(bits)
-        };
-        let of_port = self.entries().filter(|e| e.rule.has_port(port));
-        let found =
-            of_port.filter_map(|e| Some(((e.is_option(), bits_of(e)?, e.denial.is_some()), e)));
-        match (found.max_by_key(|(rank, _)| *rank), guarded) {
-            (Some(((_, bits, false), _)), Some((least, denial))) if bits < least => {
-                Some(Some(denial))
+        let forms = embedded.iter().flat_map(|form| {
+            let denials = self.counting(index.of_address(*form));
+            denials.filter(|(_, e)| e.denial.is_some()).map(|found| (*form, found))
+        });
+        let all = self.counting(index.of_address(to)).map(|found| (to, found)).chain(forms);
+        let of_port = all.filter(|(_, (_, e))| e.rule.has_port(protocol, port));
+        let ranked = of_port.filter_map(|(form, (n, e))| {
+            Some(((e.is_option(), e.rule.bits_of(form)?, e.denial.is_some(), n), e))
+        });
+        let refused =
+            |denial| Some(Verdict { step: Step::Guarded, denial: Some(denial), entry: None });
+        match (ranked.max_by_key(|(rank, _)| *rank), guarded) {
+            (Some(((_, bits, false, _), _)), Some((least, denial))) if bits < least => {
+                refused(denial)
             }
-            (Some((_, entry)), _) => Some(entry.denial.as_ref()),
-            (None, Some((_, denial))) => Some(Some(denial)),
+            (Some((_, entry)), _) => Some(Verdict::of(Step::Address, entry)),
+            (None, Some((_, denial))) => refused(denial),
             (None, None) => None,
         }
     }
 
-    /// The decision about a name of the rules by name that `counts` accepts: `Some(None)` allows.
-    fn by_name(&self, name: &str, counts: impl Fn(&Entry) -> bool) -> Option<Option<&Denial>> {
-        let name = name.trim_end_matches('.').to_ascii_lowercase();
-        let found = self.entries().filter(|e| counts(e)).filter_map(|e| {
-            Some(((e.is_option(), e.rule.characters_of(&name)?, e.denial.is_some()), e))
+    /// The rule by name that `counts` accepts and decides about a name.
+    fn by_name(&self, name: &str, counts: impl Fn(&Entry) -> bool) -> Option<&Entry> {
+        let name = canonical_name(name);
+        let found = self.counting(self.compiled().index.of_name(&name));
+        let ranked = found.filter(|(_, e)| counts(e)).filter_map(|(n, e)| {
+            Some(((e.is_option(), e.rule.characters_of(&name)?, e.denial.is_some(), n), e))
         });
-        found.max_by_key(|(rank, _)| *rank).map(|(_, entry)| entry.denial.as_ref())
+        ranked.max_by_key(|(rank, _)| *rank).map(|(_, entry)| entry)
     }
 
     /// The rule that refuses a client of a published port. Its address may be forged, and the guest's answers go there.
     /// Addresses that no rule names are admitted even where the rest is closed.
-    pub fn client_denial(&self, from: IpAddr, port: u16) -> Option<&Denial> {
-        let from = from.to_canonical();
-        self.by_address(from, Some(port), guarded::metadata(from)).flatten()
+    pub fn client_denial(&self, protocol: Protocol, from: SocketAddr) -> Option<&Denial> {
+        let address = from.ip().to_canonical();
+        let guarded = guarded::metadata(address);
+        self.by_address(address, (protocol, Some(from.port())), guarded)?.denial
     }
 
     /// The rule that refuses a message to a DNS server whose question cannot be read. `None`: the guest may send it.
     pub fn hidden_name_denial(&self) -> Option<&Denial> {
-        let by_name = self.entries().filter(|e| e.rule.is_by_name());
-        by_name.filter_map(|e| e.denial.as_ref()).next().or(self.closed())
+        let first = self.compiled().first_name_denial;
+        first.and_then(|n| self.entries[n as usize].denial.as_ref()).or(self.closed())
     }
 
     /// The rule that refuses a question for records of a name. `None`: the guest may ask, since a destination of the
     /// name may be reachable.
     pub fn name_denial(&self, name: &str, record_type: u16) -> Option<&Denial> {
+        self.name_verdict(name, record_type).denial
+    }
+
+    /// What the rules say about a question for records of a name.
+    pub fn name_verdict(&self, name: &str, record_type: u16) -> Verdict<'_> {
         // A denial of some ports leaves others.
-        let counts = |e: &Entry| e.denial.is_none() || e.rule.ports == ALL_PORTS;
-        let is_any_allowed =
-            || self.entries().any(|e| e.rule.host == Host::Any && e.denial.is_none());
-        match self.by_name(name, counts) {
-            Some(Some(denial)) => Some(denial),
-            None if !is_any_allowed() => self.closed(),
-            _ => self.closed().filter(|_| !USUAL_TYPES.contains(&record_type)),
+        let counts = |e: &Entry| e.denial.is_none() || e.rule.has_all_ports();
+        let strict = self.by_name(name, |e| e.is_strict && e.rule.has_all_ports());
+        let entry = strict.or_else(|| self.by_name(name, counts));
+        let unusual = || self.closed().filter(|_| !USUAL_TYPES.contains(&record_type));
+        match entry {
+            Some(entry) if entry.denial.is_some() => Verdict::of(Step::Name, entry),
+            Some(entry) => Verdict { step: Step::Name, denial: unusual(), entry: Some(entry) },
+            None if self.is_any_allowed() => {
+                Verdict { step: Step::Any, denial: unusual(), entry: None }
+            }
+            None => Verdict { step: Step::Default, denial: self.closed(), entry: None },
         }
+    }
+
+    fn is_any_allowed(&self) -> bool {
+        self.counting(self.compiled().index.of_any()).any(|(_, e)| e.denial.is_none())
     }
 
     /// Whether a name of an address is a reason to deny that none of the others is.
     pub fn keeps_name(&self, name: &str, known: &[String]) -> bool {
-        let denials = self.entries.iter().filter(|e| e.denial.is_some());
-        let mut of_name = denials.filter(|e| e.rule.characters_of(name).is_some());
-        of_name.any(|e| !known.iter().any(|n| e.rule.characters_of(n).is_some()))
+        let of_name = self.compiled().index.of_name(name).map(|n| &self.entries[n as usize]);
+        let mut denials = of_name.filter(|e| e.denial.is_some());
+        denials.any(|e| !known.iter().any(|n| e.rule.characters_of(n).is_some()))
     }
 
     /// Whether a rule names a name.
     pub fn have_names(&self) -> bool {
-        self.entries.iter().any(|e| e.rule.is_by_name())
+        self.compiled().has_names
+    }
+
+    /// How many rules there are, without those that say what happens to the rest.
+    pub fn len(&self) -> usize {
+        self.entries.iter().filter(|e| !e.rule.is_everything()).count()
+    }
+
+    /// Whether what no rule names is refused.
+    pub fn is_closed(&self) -> bool {
+        self.closed().is_some()
     }
 
     /// Whether there is no rule.

@@ -38,6 +38,8 @@ macro_rules! refusals {
 refusals! {
     /// The policy denies the flow.
     Policy = "policy";
+    /// A new policy denies a flow that the one before allowed; it was ended.
+    PolicyChanged = "policy_changed";
     /// The destination is one that the options do not permit: the host's loopback, a group, a broadcast.
     Forbidden = "forbidden";
     /// As many flows as are allowed exist already.

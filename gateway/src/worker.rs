@@ -42,6 +42,7 @@ use crate::relay::tcp::Tcp;
 use crate::relay::udp::Udp;
 use crate::relay::wait::Waits;
 use crate::relay::{Clock, Context, Settings, Shard, canonical};
+use crate::rules::Rules;
 use crate::setup::{self, SetupError};
 use crate::stat::{FlowStat, Stat, Summary, Totals};
 
@@ -178,6 +179,12 @@ impl Worker {
     /// Gives all workers a new mapping.
     pub(crate) fn set_mapping(&self, mapping: Mapping) {
         self.siblings.set_mapping(&Arc::new(mapping));
+    }
+
+    /// Gives the policy other rules, and lets all workers ask it about their flows.
+    pub(crate) fn set_rules(&self, rules: Rules) {
+        self.settings.policy.set_rules(rules);
+        self.siblings.note_new_rules();
     }
 
     /// Ends the other workers.
@@ -349,6 +356,12 @@ impl Worker {
             self.settings.mapping = mapping;
             let (layers, mut cx) = self.layers();
             layers.udp.end_moved(&mut cx);
+        }
+        if self.siblings.take_new_rules() {
+            let (layers, mut cx) = self.layers();
+            layers.tcp.end_denied(&mut cx);
+            layers.udp.end_denied(&mut cx);
+            layers.echoes.end_denied(&mut cx);
         }
         for message in self.siblings.messages() {
             match message {

@@ -9,7 +9,8 @@
 //!      └─ becomes the program
 //! ```
 //!
-//! Each Serve starts a Follow ([`follow`](super::follow)), before it leaves the host's namespaces.
+//! Each Serve starts a Follow ([`follow`](super::follow)), and with a policy file a ReadPolicy
+//! ([`reload`](super::reload)), before it leaves the host's namespaces.
 //!
 //! So the program has the process id, the terminal, the parent and the signals of the command, and neither the gateway
 //! nor its watcher ([`watch`](super::watch)) is a child of it.
@@ -45,6 +46,8 @@ pub enum Process {
     Watch(u32),
     /// Follows the host's network for a gateway.
     Follow,
+    /// Reads the policy file for a gateway.
+    ReadPolicy,
     /// The gateway, for this process or for the guest that the options name.
     Serve(Option<u32>),
 }
@@ -58,6 +61,7 @@ impl Process {
             ("attach", Ok(pid)) => Process::Attach(pid),
             ("watch", Ok(pid)) => Process::Watch(pid),
             ("follow", _) => Process::Follow,
+            ("policy", _) => Process::ReadPolicy,
             ("serve", pid) => Process::Serve(pid.ok()),
             _ => Process::Command,
         }
@@ -69,6 +73,7 @@ impl Process {
             Process::Attach(pid) => format!("attach {pid}"),
             Process::Watch(pid) => format!("watch {pid}"),
             Process::Follow => "follow".into(),
+            Process::ReadPolicy => "policy".into(),
             Process::Serve(Some(pid)) => format!("serve {pid}"),
             Process::Serve(None) => "serve".into(),
         }
@@ -108,6 +113,17 @@ pub fn start_follower() -> Outcome<OwnedFd> {
     let mut child = spawn(command.env_remove(wait::VARIABLE))?;
     let no_pipe = || Failure::new("cannot start the gateway's process: no output pipe");
     child.stdout.take().map(OwnedFd::from).ok_or_else(no_pipe)
+}
+
+/// Starts the process that reads the policy file. Returns the pipes to it and from it.
+pub fn start_policy_reader() -> Outcome<(OwnedFd, OwnedFd)> {
+    let mut command = Process::ReadPolicy.command();
+    let command = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut child = spawn(command.env_remove(wait::VARIABLE))?;
+    match (child.stdin.take(), child.stdout.take()) {
+        (Some(ask), Some(answers)) => Ok((ask.into(), answers.into())),
+        _ => Err(Failure::new("cannot start the gateway's process: no pipe")),
+    }
 }
 
 /// A gateway whose standard error is a pipe.

@@ -1,10 +1,12 @@
 //! The rules that decide what a guest reaches.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::Arc;
 
+use fulmar_gateway::allowance::Allowance;
 use fulmar_gateway::first;
 use fulmar_gateway::policy::{Decision, NewClient, NewFlow, Policy, Protocol};
-use fulmar_gateway::rules::{Denial, Destination, Rules};
+use fulmar_gateway::rules::{Denial, Rules};
 use fulmar_gateway::stat::{FlowStat, Refusal};
 
 use super::audit::Audit;
@@ -14,8 +16,6 @@ use super::report::Reporter;
 
 /// Stands for the address of a name that a proxy resolves: one of documentation (RFC 5737), which no host has.
 const UNRESOLVED: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 0));
-/// The port of DNS.
-const DNS_PORT: u16 = 53;
 
 /// The rules of `fulmar run` as the gateway asks for them.
 struct RulesPolicy {
@@ -69,11 +69,11 @@ impl RulesPolicy {
 
 impl Policy for RulesPolicy {
     fn allowed_names(&mut self, flow: &NewFlow<'_>) -> Option<Vec<String>> {
-        let NewFlow { to, names, claimed_names: claimed, is_host, .. } = *flow;
-        let port = (flow.protocol != Protocol::Icmp).then_some(to.port());
-        let is_by_name = false;
-        let at = Destination { to: to.ip(), port, names, claimed, is_host, is_by_name };
-        self.rules.allowed_names(&at)
+        self.rules.allowed_names(flow)
+    }
+
+    fn allowance(&mut self, flow: &NewFlow<'_>) -> Option<Arc<Allowance>> {
+        self.rules.verdict_of_flow(flow, &self.dns).allowance().cloned()
     }
 
     fn reads_names(&self) -> bool {
@@ -82,23 +82,9 @@ impl Policy for RulesPolicy {
 
     fn decide(&mut self, flow: &NewFlow<'_>) -> Decision {
         let NewFlow { to, leads_to, name, names, claimed_names, is_host, .. } = *flow;
+        let denial = self.rules.verdict_of_flow(flow, &self.dns).denial;
         let own = name.map(|name| [name.to_owned()]);
         let names = own.as_ref().map_or(names, |own| own.as_slice());
-        let port = (flow.protocol != Protocol::Icmp).then_some(to.port());
-        let is_dns = to.port() == DNS_PORT && self.dns.contains(&to.ip());
-        let is_by_name = name.is_some();
-        let at = match is_by_name {
-            true if leads_to == to => SocketAddr::new(UNRESOLVED, to.port()),
-            true => leads_to,
-            false => to,
-        };
-        let claimed = claimed_names;
-        let destination = Destination { to: at.ip(), port, names, claimed, is_host, is_by_name };
-        let by_address = if is_dns { None } else { self.rules.denial(&destination) };
-        // The names in DNS over TCP are not read.
-        let hides_names = flow.protocol == Protocol::Tcp && to.port() == DNS_PORT;
-        let by_name = if hides_names { self.rules.hidden_name_denial() } else { None };
-        let denial = by_address.or(by_name);
         if let Some(reporter) = &self.reporter {
             reporter.at(flow.protocol, to, |tally| {
                 if let Some(name) = names.first().or(claimed_names.first()) {
@@ -108,8 +94,12 @@ impl Policy for RulesPolicy {
             });
         }
         self.denied = denial.map(|by| {
-            let name = names.first().cloned();
-            let Destination { is_host, is_by_name, .. } = destination;
+            let (is_by_name, name) = (name.is_some(), names.first().cloned());
+            let at = match is_by_name {
+                true if leads_to == to => SocketAddr::new(UNRESOLVED, to.port()),
+                true => leads_to,
+                false => to,
+            };
             let what = Flow { protocol: flow.protocol, name, at, is_by_name, is_host };
             ((flow.protocol, flow.from, to), Denied { what, by: by.to_string() })
         });
@@ -120,7 +110,7 @@ impl Policy for RulesPolicy {
     }
 
     fn decide_client(&mut self, client: &NewClient) -> Decision {
-        self.decision_by(self.rules.client_denial(client.from.ip(), client.from.port()))
+        self.decision_by(self.rules.client_denial(client.protocol, client.from))
     }
 
     fn decide_name(&mut self, name: &str, record_type: u16) -> Decision {
@@ -151,6 +141,10 @@ impl Policy for RulesPolicy {
         if let (Some(refused), Some(denied)) = (&self.refused, denied) {
             refused.add(&self.rules, What::Flow(denied.what), &denied.by);
         }
+    }
+
+    fn set_rules(&mut self, rules: Rules) {
+        self.rules = rules;
     }
 
     fn keeps_name(&self, name: &str, known: &[String]) -> bool {

@@ -3,15 +3,18 @@
 use std::ffi::OsString;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use fulmar_gateway::attach::Target;
 use fulmar_gateway::config::{BindAddresses, Carries, Outbound, UdpFilter};
+use fulmar_gateway::first::EncryptedHello;
 use fulmar_gateway::guest::{DEFAULT_MTU, GuestNetwork, GuestOptions};
 use fulmar_gateway::host::{HostNetwork, Upstream};
 use fulmar_gateway::mapping::Mapping;
 use fulmar_gateway::names::Ranges;
 use fulmar_gateway::ports::PortSpec;
 use fulmar_gateway::rules::Rules;
+use fulmar_gateway::rules::file::Proxy;
 use fulmar_gateway::{dhcp, ra};
 
 use super::args::{
@@ -87,6 +90,11 @@ pub struct Plan {
     pub rules: Option<Rules>,
     /// The ranges of which names get addresses of their own.
     pub names: Option<Ranges>,
+    pub encrypted_hello: EncryptedHello,
+    /// The proxy through which connections leave.
+    pub proxy: Option<Proxy>,
+    /// The options of a run with a policy file, which can be read again, and its text.
+    pub reload: Option<(Arc<crate::run::Args>, Arc<str>)>,
     /// Files and folders that the program may not write to, where they exist.
     pub protected: Vec<PathBuf>,
     /// What a program may use beside its network.
@@ -152,6 +160,9 @@ impl Plan {
             process: args.process.clone(),
             rules: None,
             names: None,
+            encrypted_hello: EncryptedHello::default(),
+            proxy: None,
+            reload: None,
             protected: Vec::new(),
             outside: Outside::default(),
             audit: None,

@@ -88,16 +88,9 @@ impl What {
             What::Flow(flow) => {
                 let Flow { protocol, name, at, is_by_name, is_host } = flow;
                 let names = name.as_slice();
-                rules
-                    .denial(&Destination {
-                        to: at.ip(),
-                        port: (*protocol != Protocol::Icmp).then_some(at.port()),
-                        names,
-                        claimed: &[],
-                        is_host: *is_host,
-                        is_by_name: *is_by_name,
-                    })
-                    .is_none()
+                let (is_host, is_by_name) = (*is_host, *is_by_name);
+                let to = Destination::new(*protocol, *at);
+                rules.denial(&Destination { names, is_host, is_by_name, ..to }).is_none()
             }
         }
     }

@@ -6,7 +6,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs, UdpSocket};
 use std::ops::ControlFlow;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
@@ -27,8 +27,10 @@ use fulmar_gateway::netns::{Netns, OpenPorts};
 use fulmar_gateway::policy::Policy;
 use fulmar_gateway::ports::PortSpec;
 use fulmar_gateway::published::PublishedPort;
+use fulmar_gateway::rules::file::Proxy;
 use fulmar_gateway::splice::{self, Side, Splicer};
 use fulmar_gateway::stat::Summary;
+use fulmar_gateway::upstream::Upstream;
 use fulmar_gateway::{FdHandler, Gateway};
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::signal::{SigSet, Signal};
@@ -48,7 +50,7 @@ use super::refused::{LastWords, Refused};
 use super::report::Reporter;
 use super::slirp::Caller;
 use super::snapshot::Snapshots;
-use super::{audit, interface, output, runas, wait};
+use super::{audit, interface, output, reload, runas, wait};
 use crate::failure::{During, Failure, Outcome};
 use crate::metrics;
 
@@ -185,7 +187,7 @@ pub fn serve(
     let pid_file = plan.process.pid.as_deref().map(create).transpose()?;
     let summary_file = wait::open_summary().during("cannot open the pipe for the summary")?;
     let endpoints = Endpoints::open(plan.process.metrics, &log)?;
-    let states = follow::start(&log);
+    let (states, reader) = (follow::start(&log), reload::start(plan, &log));
     let mut auto = start_auto(plan, &log);
     let (netns, identity) = attach_to(target, plan, &endpoints)?;
     let network = plan.network(&host);
@@ -194,20 +196,23 @@ pub fn serve(
     let mut splicers = make_splicers(plan, &netns).map_err(sentence)?;
     let refused = Refused::of(plan, &log, name);
     let policy = |reporter: &Reporter| rules_policy(plan, reporter, refused.as_ref(), audit);
-    let (config, reporter) = configure(plan, &host, network, devices, &splicers, policy);
+    let (mut config, reporter) = configure(plan, &host, network, devices, &splicers, policy);
+    config.upstream = plan.proxy.as_ref().map(upstream).transpose()?;
     log_configuration(plan, &config, &log);
     let namespaces = endpoints.namespaces(&netns);
     let about = About::new(plan, target, &config.network, namespaces, splicers.all());
     let follower = Follower::new(states, plan, &config);
     let mut gateway = Gateway::new(config).map_err(|e| Failure::new(e.to_string()))?;
     (auto.in_guest, auto.in_host) = (splicers.guest.clone(), splicers.host.clone());
+    let ask = reader.map(|reader| reader.watch(&mut gateway, plan, &log)).transpose();
+    let ask = ask.during("cannot watch for a new policy")?;
     let last_words = refused.and_then(|refused| refused.last_words(plan));
     // A summary and an audit need the end; what was refused is known when the program exits.
     let (summary_file, farewell) = match summary_file {
         Some(file) if plan.has_summary || plan.audit.is_some() => (Some(file), None),
         file => (None, file.zip(last_words.clone())),
     };
-    let ending = Ending { guest: end, signals, metrics: endpoints.closer(), farewell };
+    let ending = Ending { guest: end, signals, metrics: endpoints.closer(), farewell, ask };
     add_handlers(&mut gateway, ending, auto).during("cannot watch for the end of the guest")?;
     follower.watch(&mut gateway, &log).during("cannot follow the host's network")?;
     let snapshots = Snapshots::of(&mut gateway).map_err(sentence)?;
@@ -498,6 +503,7 @@ fn configure(
         udp_filter: plan.ports.udp_filter,
         account: account_of(plan),
         names: plan.names,
+        encrypted_hello: plan.encrypted_hello,
         policy: policy(&reporter),
         on_loopback: on_loopback(plan, &network, splicers),
         ..Config::new(queues, network)
@@ -540,6 +546,17 @@ fn on_loopback(plan: &Plan, network: &GuestNetwork, splicers: &Splicers) -> Opti
     }))
 }
 
+/// The proxy at its address: the first, if its name has several.
+fn upstream(proxy: &Proxy) -> Outcome<Upstream> {
+    let Proxy { kind, host, port, credentials, .. } = proxy;
+    let found = (host.as_str(), *port).to_socket_addrs();
+    let mut found = found.during(format!("cannot find the address of the proxy {host}"))?;
+    let address = found
+        .next()
+        .ok_or_else(|| Failure::new(format!("the name of the proxy {host} has no address")))?;
+    Ok(Upstream { kind: *kind, address, credentials: credentials.clone() })
+}
+
 fn log_configuration(plan: &Plan, config: &Config, log: &Log) {
     let network = &config.network;
     let addresses = network.addresses.iter().map(|(a, length)| format!("{a}/{length}"));
@@ -564,11 +581,13 @@ struct Ending {
     metrics: Option<metrics::Closer>,
     /// What was refused, and the pipe to the command that waits for it.
     farewell: Option<(File, LastWords)>,
+    /// Asks for the policy to be read again: SIGHUP does not end the gateway then.
+    ask: Option<File>,
 }
 
 /// Registers the handlers of the guest's exit, of signals and of the timer of `auto`.
 fn add_handlers(gateway: &mut Gateway, ending: Ending, auto: AutoPorts) -> io::Result<()> {
-    let Ending { guest, signals, metrics, mut farewell } = ending;
+    let Ending { guest, signals, metrics, mut farewell, mut ask } = ending;
     if let Some(exit) = guest {
         let fd = exit.as_fd().try_clone_to_owned()?;
         let handler: FdHandler = Box::new(move |_, handle| {
@@ -586,8 +605,15 @@ fn add_handlers(gateway: &mut Gateway, ending: Ending, auto: AutoPorts) -> io::R
     }
     let fd: OwnedFd = signals.as_fd().try_clone_to_owned()?;
     let handler: FdHandler = Box::new(move |_, _| {
-        let has_come = matches!(signals.read_signal(), Ok(Some(_)));
-        if has_come { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        let Ok(Some(signal)) = signals.read_signal() else { return ControlFlow::Continue(()) };
+        match &mut ask {
+            Some(ask) if signal.ssi_signo == Signal::SIGHUP as u32 => {
+                // A full pipe asks already.
+                let _ = ask.write(&[0]);
+                ControlFlow::Continue(())
+            }
+            _ => ControlFlow::Break(()),
+        }
     });
     gateway.on_readable(fd, handler)?;
     if auto.is_needed() {

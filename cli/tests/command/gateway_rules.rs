@@ -1,8 +1,9 @@
 //! What the rules of `fulmar run` hold against the program itself.
 
 use std::fs;
+use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use crate::FULMAR;
 use crate::guest::Scratch;
@@ -66,6 +67,54 @@ fn a_program_cannot_inject_terminal_input() {
         // TIOCSTI, TIOCLINUX, and what is asked of a terminal otherwise.
         assert_eq!(run(&["run", "--"]), "EPERM\nEPERM\nENOTTY\n");
         assert_eq!(run(&["sandbox", "--"]), "ENOTTY\nENOTTY\nENOTTY\n");
+    });
+}
+
+/// The program reads a line from the host, then waits for another one, and then connects again.
+#[test]
+fn a_new_policy_resets_what_it_denies_and_one_with_an_error_changes_nothing() {
+    in_sandbox(|| {
+        let own = "10.77.0.78";
+        Netns::current().unwrap().set_address("lo", own.parse().unwrap(), 32).unwrap();
+        let listener = TcpListener::bind("0.0.0.0:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let home = Scratch::new("reload");
+        fs::create_dir_all(&home.0).unwrap();
+        let policy = home.0.join("agent.toml");
+        let write = |text: &str| {
+            let new = home.0.join("new");
+            fs::write(&new, text).unwrap();
+            fs::rename(&new, &policy).unwrap();
+        };
+        write(&format!("allow = [\"{own}\"]\n"));
+        let connect = format!("exec 3<>/dev/tcp/{own}/{port}");
+        let script = format!(
+            "{connect} && read -u 3 line && echo $line; read -u 3 line || echo reset; ({connect}) || echo refused"
+        );
+        let mut program = Command::new(FULMAR)
+            .args(["run", "--policy", policy.to_str().unwrap(), "--", "bash", "-c", &script])
+            .env("HOME", &home.0)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("it starts");
+        let mut said = BufReader::new(program.stderr.take().unwrap()).lines();
+        let (mut connection, _) = listener.accept().unwrap();
+        let mut reload = |expected: &str| {
+            let pid = program.id().to_string();
+            let asked = Command::new(FULMAR).args(["policy", "reload", &pid]).output().unwrap();
+            assert!(asked.status.success(), "{}", text(&asked.stderr));
+            let line = said.find(|line| line.as_ref().is_ok_and(|l| l.contains("policy"))).unwrap();
+            assert!(line.as_ref().unwrap().contains(expected), "{line:?}");
+        };
+        write("alow = []\n");
+        reload("agent.toml:1:1: unknown key `alow`; did you mean `allow`?");
+        connection.write_all(b"still here\n").unwrap();
+        write("allow = [\"192.0.2.1\"]\n");
+        reload("the policy was read again");
+        let output = program.wait_with_output().unwrap();
+        assert_eq!(text(&output.stdout), "still here\nreset\nrefused\n");
+        fs::remove_dir_all(&home.0).unwrap();
     });
 }
 

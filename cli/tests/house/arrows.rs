@@ -99,8 +99,11 @@ const ROOMS: &[Room] = &[
             "libc",
             "nix",
             "seccompiler",
+            "serde",
+            "serde_json",
             "sha2",
             "smallvec",
+            "toml",
         ],
     ),
     (

@@ -24,7 +24,7 @@ use nix::sys::socket::{MsgFlags, SockProtocol, SockType, sendmsg, setsockopt, so
 use super::datagrams::{Batch, ERRORS_PER_TURN};
 use super::host_socket::{self, DatagramError, Failure};
 use super::poll::Token;
-use super::{Context, Way};
+use super::{Context, Endpoints, Way};
 use crate::policy::Protocol;
 use crate::stat::{Direction, FlowStat, Refusal};
 
@@ -178,6 +178,20 @@ impl Echoes {
             cx.settings.policy.began(|| stat_of(flow, cx.now));
         }
         Ok(id)
+    }
+
+    /// Ends the flows that new rules deny.
+    pub(crate) fn end_denied(&mut self, cx: &mut Context<'_>) {
+        let is_denied = |flow: &Flow| {
+            let [guest, peer, host] =
+                [flow.key.0, flow.key.1, flow.leads_to].map(|ip| (ip, 0).into());
+            !cx.still_allows(Protocol::Icmp, Direction::Out, &Endpoints { guest, peer, host })
+        };
+        let denied = self.flows.iter().filter(|(_, flow)| is_denied(flow)).map(|(id, _)| id);
+        for id in denied.collect::<Vec<_>>() {
+            cx.refuse(Refusal::PolicyChanged);
+            self.remove(cx, id);
+        }
     }
 
     fn remove(&mut self, cx: &mut Context<'_>, id: SlotId) {

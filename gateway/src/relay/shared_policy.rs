@@ -8,6 +8,7 @@ use super::names::Names;
 use crate::allowance::Allowance;
 use crate::first;
 use crate::policy::{Decision, NewClient, NewFlow, Policy};
+use crate::rules::Rules;
 use crate::stat::{FlowStat, Refusal};
 
 struct Known {
@@ -36,6 +37,11 @@ impl SharedPolicy {
             known: policy.map(|policy| Arc::new(Mutex::new(known(policy)))),
             reads_names,
         }
+    }
+
+    /// Gives the policy other rules; the names of addresses stay.
+    pub(crate) fn set_rules(&self, rules: Rules) {
+        self.ask(|known| known.policy.set_rules(rules));
     }
 
     /// Whether there is a policy.

@@ -71,6 +71,8 @@ struct Mail {
     waiting: VecDeque<Message>,
     /// The latest mapping that its thread has not taken.
     mapping: Option<Arc<Mapping>>,
+    /// The policy has new rules, about which its thread has not asked for its flows.
+    has_new_rules: bool,
     /// Its thread has nothing left to deliver of a guest that is gone, unless another one hands it something.
     has_delivered: bool,
     /// Its thread has ended.
@@ -276,6 +278,19 @@ impl Siblings {
     /// Takes a new mapping for this thread.
     pub(crate) fn take_mapping(&self) -> Option<Arc<Mapping>> {
         self.own_box().and_then(|own| own.mail().mapping.take())
+    }
+
+    /// Tells every thread, this one included, that the policy has new rules.
+    pub(crate) fn note_new_rules(&self) {
+        for mailbox in &self.shared.mailboxes {
+            mailbox.mail().has_new_rules = true;
+            mailbox.wake();
+        }
+    }
+
+    /// Whether this thread has to ask about its flows by new rules.
+    pub(crate) fn take_new_rules(&self) -> bool {
+        self.own_box().is_some_and(|own| std::mem::take(&mut own.mail().has_new_rules))
     }
 
     /// Asks every other thread for a snapshot; there will be one for each that has not ended.

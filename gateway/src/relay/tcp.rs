@@ -551,7 +551,7 @@ impl Tcp {
         }
         cx.settings.policy.ended(|| stat_of(&flow, cx.stack, cx.now));
         if let Some(socket) = flow.socket() {
-            if let Turn::HostFailed | Turn::Contradicted | Turn::OverLimit = how
+            if let Turn::HostFailed | Turn::Contradicted | Turn::OverLimit | Turn::Denied = how
                 && let Ok(entry) = cx.stack.tcp_entry(socket)
             {
                 entry.linger = Some(Duration::ZERO);
@@ -562,6 +562,23 @@ impl Tcp {
             host_socket::close(flow.host);
         }
         self.retry_stalled(cx);
+    }
+
+    /// Resets the flows that new rules deny.
+    pub(crate) fn end_denied(&mut self, cx: &mut Context<'_>) {
+        let is_denied = |flow: &Flow| {
+            let (guest, peer, host) = (flow.guest_addr, flow.peer_addr, flow.host_addr);
+            !cx.still_allows(Protocol::Tcp, flow.direction, &Endpoints { guest, peer, host })
+        };
+        let denied = self.flows.iter().filter(|(_, flow)| is_denied(flow)).map(|(id, _)| id);
+        for id in denied.collect::<Vec<_>>() {
+            cx.refuse(Refusal::PolicyChanged);
+            let Some(flow) = self.flows.get(id) else { continue };
+            if let Guest::Pending(pending) = flow.guest {
+                decide_failure(cx, pending, flow.peer_addr.is_ipv4(), Failure::Refused);
+            }
+            self.end(cx, id, Turn::Denied);
+        }
     }
 
     fn remove(&mut self, id: SlotId) -> Option<Flow> {

@@ -316,6 +316,19 @@ impl Udp {
         }
     }
 
+    /// Ends the flows that new rules deny.
+    pub(crate) fn end_denied(&mut self, cx: &mut Context<'_>) {
+        let is_denied = |flow: &Flow| {
+            let ends = Endpoints { guest: flow.guest, peer: flow.peer, host: flow.host_addr };
+            !cx.still_allows(Protocol::Udp, flow.direction, &ends)
+        };
+        let denied = self.flows.iter().filter(|(_, flow)| is_denied(flow)).map(|(id, _)| id);
+        for id in denied.collect::<Vec<_>>() {
+            cx.refuse(Refusal::PolicyChanged);
+            self.remove(cx, id);
+        }
+    }
+
     fn remove(&mut self, cx: &mut Context<'_>, id: SlotId) {
         let Some(flow) = self.flows.remove(id) else { return };
         if let Some(first) = &flow.first_bytes {

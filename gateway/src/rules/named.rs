@@ -1,27 +1,27 @@
 //! Which names of an address have allowed it, where names have their real addresses.
 
 use super::{Destination, Rules};
+use crate::policy::NewFlow;
 
 impl Rules {
-    /// The names of a destination by which the rules allow it, if its address alone is not allowed.
-    pub fn allowed_names(&self, d: &Destination<'_>) -> Option<Vec<String>> {
-        if !self.have_names() || d.names.is_empty() || self.is_allowed_as(d, &[]) {
+    /// The names of a flow's address by which the rules allow it, if its address alone is not allowed.
+    pub fn allowed_names(&self, flow: &NewFlow<'_>) -> Option<Vec<String>> {
+        let is_allowed_as = |names: &[String]| {
+            let at = Destination::new(flow.protocol, flow.to);
+            self.denial(&Destination { names, is_host: flow.is_host, ..at }).is_none()
+        };
+        if !self.have_names() || flow.names.is_empty() || is_allowed_as(&[]) {
             return None;
         }
-        let of_one = |name: &&String| self.is_allowed_as(d, std::slice::from_ref(*name));
-        Some(d.names.iter().filter(of_one).cloned().collect())
-    }
-
-    fn is_allowed_as(&self, d: &Destination<'_>, names: &[String]) -> bool {
-        let (to, port, is_host, is_by_name) = (d.to, d.port, d.is_host, d.is_by_name);
-        let of = Destination { to, port, names, claimed: &[], is_host, is_by_name };
-        self.denial(&of).is_none()
+        let of_one = |name: &&String| is_allowed_as(std::slice::from_ref(*name));
+        Some(flow.names.iter().filter(of_one).cloned().collect())
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use crate::rules::{Destination, Rules, Source};
+    use crate::policy::{NewFlow, Protocol};
+    use crate::rules::{Rules, Source};
 
     #[test]
     fn names_that_allow_an_address_are_those_that_rules_allow_at_the_port() {
@@ -30,20 +30,16 @@ mod tests {
             rules.allow(rule.parse().unwrap(), Source::Option);
         }
         let names = ["good.example", "other.example"].map(String::from);
-        let at = |address: &str, port| {
-            let (to, port) = (address.parse().unwrap(), Some(port));
-            let (claimed, is_host, is_by_name) = (&[][..], false, false);
-            let of = Destination { to, port, names: &names, claimed, is_host, is_by_name };
-            rules.allowed_names(&of)
+        let from = "10.0.0.2:1000".parse().unwrap();
+        let at = |rules: &Rules, to: &str| {
+            let flow = NewFlow::new(Protocol::Tcp, from, to.parse().unwrap());
+            rules.allowed_names(&NewFlow { names: &names, ..flow })
         };
-        assert_eq!(at("192.0.2.1", 443), Some(vec![names[0].clone()]));
-        assert_eq!(at("192.0.2.1", 22), Some(vec![names[1].clone()]));
-        assert_eq!(at("192.0.2.7", 443), None, "by its address");
+        assert_eq!(at(&rules, "192.0.2.1:443"), Some(vec![names[0].clone()]));
+        assert_eq!(at(&rules, "192.0.2.1:22"), Some(vec![names[1].clone()]));
+        assert_eq!(at(&rules, "192.0.2.7:443"), None, "by its address");
         let mut open = Rules::default();
         open.deny("evil.example".parse().unwrap(), Source::Option);
-        let (to, port, names) = ("192.0.2.1".parse().unwrap(), Some(443), &names[..]);
-        let (claimed, is_host, is_by_name) = (&[][..], false, false);
-        let of = Destination { to, port, names, claimed, is_host, is_by_name };
-        assert_eq!(open.allowed_names(&of), None, "by default");
+        assert_eq!(at(&open, "192.0.2.1:443"), None, "by default");
     }
 }

@@ -1,3 +1,4 @@
+use super::rule::Host;
 use super::*;
 use proptest::prelude::*;
 
@@ -11,17 +12,13 @@ fn owned(names: &[&str]) -> Vec<String> {
     names.iter().map(|n| n.to_string()).collect()
 }
 
+fn destination(to: &str, port: u16) -> Destination<'static> {
+    Destination::new(Protocol::Tcp, SocketAddr::new(to.parse().unwrap(), port))
+}
+
 fn denial<'a>(rules: &'a Rules, to: &str, port: u16, names: &[&str]) -> Option<&'a Denial> {
-    let (to, names) = (to.parse().unwrap(), owned(names));
-    let d = Destination {
-        to,
-        port: Some(port),
-        names: &names,
-        claimed: &[],
-        is_host: false,
-        is_by_name: false,
-    };
-    rules.denial(&d)
+    let names = owned(names);
+    rules.denial(&Destination { names: &names, ..destination(to, port) })
 }
 
 fn allows(rules: &Rules, to: &str, port: u16, names: &[&str]) -> bool {
@@ -119,12 +116,10 @@ impl Case<'_> {
         }
         let own = owned(&["www.example.org"]);
         let d = Destination {
-            to: self.to.parse().unwrap(),
-            port: Some(80),
             names: if self.name == ByName::None { &[] } else { &own },
-            claimed: &[],
             is_host: self.to == "192.0.2.77",
             is_by_name: self.name == ByName::Given,
+            ..destination(self.to, 80)
         };
         rules.denial(&d).cloned()
     }
@@ -289,15 +284,7 @@ fn guarded_addresses_are_opened_by_a_rule_by_address_that_is_as_long() {
         assert!(!reaches("fd00:ec2::254") && !reaches("64:ff9b::169.254.169.254"), "{text}");
     }
     let of_host = |text: &str, to: &str| {
-        let to = to.parse().unwrap();
-        let d = Destination {
-            to,
-            port: Some(80),
-            names: &[],
-            claimed: &[],
-            is_host: true,
-            is_by_name: false,
-        };
+        let d = Destination { is_host: true, ..destination(to, 80) };
         rules(text).denial(&d).map(Denial::to_string)
     };
     let refused = of_host("allow 192.0.2.0/24", "192.0.2.1").unwrap();
@@ -413,9 +400,7 @@ fn without_a_network_only_what_is_allowed_is_reached() {
     assert!(!allows(&rules, "192.0.2.1", 91, &["www.example.org"]));
     assert!(!allows(&rules, "192.0.2.1", 80, &["example.org", "badexample.org"]));
     assert!(allows(&rules, "2001:db8::5", 22, &[]));
-    let to = "192.0.2.1".parse().unwrap();
-    let ping =
-        Destination { to, port: None, names: &[], claimed: &[], is_host: false, is_by_name: false };
+    let ping = Destination::new(Protocol::Icmp, "192.0.2.1:0".parse().unwrap());
     assert!(rules.denial(&ping).is_some());
 }
 
@@ -423,15 +408,8 @@ fn without_a_network_only_what_is_allowed_is_reached() {
 fn a_server_of_the_guests_own_choice_can_deny_but_not_allow() {
     let rules = rules("no-network\ndeny ads.example.net\nallow *.example.org");
     let is_allowed = |names: &[&str], claimed: &[&str]| {
-        let (to, names, claimed) = ("192.0.2.1".parse().unwrap(), owned(names), owned(claimed));
-        let d = Destination {
-            to,
-            port: Some(80),
-            names: &names,
-            claimed: &claimed,
-            is_host: false,
-            is_by_name: false,
-        };
+        let (names, claimed) = (owned(names), owned(claimed));
+        let d = Destination { names: &names, claimed: &claimed, ..destination("192.0.2.1", 80) };
         rules.denial(&d).is_none()
     };
     assert!(is_allowed(&["www.example.org"], &[]));
@@ -472,7 +450,8 @@ fn a_closed_guest_asks_for_no_records_of_free_content() {
 #[test]
 fn a_client_is_refused_where_a_rule_denies_its_address_or_it_is_a_metadata_service() {
     let admits = |text: &str, from: &str, port| {
-        rules(text).client_denial(from.parse().unwrap(), port).is_none()
+        let from = SocketAddr::new(from.parse().unwrap(), port);
+        rules(text).client_denial(Protocol::Udp, from).is_none()
     };
     assert!(!admits("deny 10.0.0.0/8", "10.1.2.3", 40_000));
     assert!(!admits("deny 10.0.0.0/8", "::ffff:10.1.2.3", 40_000));

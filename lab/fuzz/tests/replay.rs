@@ -51,6 +51,11 @@ fn the_corpus_of_gateway_messages_breaks_nothing() {
     replay("gateway_messages", fulmar_fuzz::gateway_messages);
 }
 
+#[test]
+fn the_corpus_of_policy_files_breaks_nothing() {
+    replay("policy_file", fulmar_fuzz::policy_file);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
@@ -72,6 +77,11 @@ proptest! {
     #[test]
     fn gateway_messages_withstand_arbitrary_bytes(input in proptest::collection::vec(any::<u8>(), 0..300)) {
         fulmar_fuzz::gateway_messages(&input);
+    }
+
+    #[test]
+    fn policy_files_withstand_arbitrary_text(input in "\\PC{0,200}") {
+        fulmar_fuzz::policy_file(input.as_bytes());
     }
 
     #[test]

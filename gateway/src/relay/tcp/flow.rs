@@ -132,6 +132,8 @@ pub(super) enum Turn {
     Contradicted,
     /// All bytes of its rule are used.
     OverLimit,
+    /// New rules deny it.
+    Denied,
 }
 
 /// The result of one call that moves bytes.

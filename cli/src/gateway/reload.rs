@@ -1,0 +1,196 @@
+//! A new policy for a gateway that runs. The gateway can open no file, so another process reads the policy when asked.
+//!
+//! ```text
+//!   SIGHUP ──► the gateway ── a byte ──► this process: reads the file
+//!                   ▲                          │
+//!                   └── the text, or an error ─┘
+//! ```
+//!
+//! The gateway keeps its rules if the file has an error. The reader ends with the gateway, whose end closes the pipe.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::ops::ControlFlow;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use fulmar_gateway::rules::file::MOST_BYTES;
+use fulmar_gateway::{FdHandler, Gateway, Handle, contain};
+use nix::sys::signal::{SigSet, Signal};
+
+use super::detach;
+use super::log::Log;
+use super::plan::Plan;
+use crate::failure::{Failure, Outcome};
+use crate::policy;
+use crate::run::{self, Wanted};
+
+/// Signals that a terminal or a service manager sends to all processes: this one ends with the gateway.
+const IGNORED: [Signal; 3] = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP];
+/// A message: whether it is a text or an error, its length, its bytes.
+const HEADER_BYTES: usize = 5;
+const TEXT: u8 = 0;
+const ERROR: u8 = 1;
+/// Bytes of one read.
+const READ_BYTES: usize = 64 << 10;
+
+/// Reads the file for each byte of standard input, to standard output, until the gateway is gone.
+///
+/// # Errors
+/// A sentence: the process could not be contained.
+pub fn read_on_request(path: &Path) -> Outcome<ExitCode> {
+    let _ = nix::unistd::setsid();
+    let _ = IGNORED.into_iter().collect::<SigSet>().thread_block();
+    let _ = nix::sys::prctl::set_dumpable(false);
+    contain::contain_reader().map_err(|e| Failure::new(e.to_string()))?;
+    let (mut asked, mut out) = (io::stdin(), io::stdout());
+    while asked.read(&mut [0; 64]).is_ok_and(|bytes| bytes > 0) {
+        let (kind, text) = match policy::read_text(path) {
+            Ok(text) => (TEXT, text),
+            Err(failure) => (ERROR, failure.to_string()),
+        };
+        let length = u32::try_from(text.len()).unwrap_or(0).to_le_bytes();
+        let message = [&[kind][..], &length, text.as_bytes()].concat();
+        if out.write_all(&message).and_then(|()| out.flush()).is_err() {
+            break;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The process that reads.
+pub struct Reader {
+    ask: File,
+    answers: OwnedFd,
+}
+
+/// Starts the reader. `None`: the plan has no policy file, or the reader could not be started.
+pub fn start(plan: &Plan, log: &Log) -> Option<Reader> {
+    plan.reload.as_ref()?;
+    let failed = |e: &Failure| log.fail(&format!("cannot read a new policy later: {e}"));
+    let (ask, answers) = detach::start_policy_reader().inspect_err(failed).ok()?;
+    Some(Reader { ask: File::from(ask), answers })
+}
+
+impl Reader {
+    /// Lets the gateway take over each policy that is read. Returns what asks for one.
+    ///
+    /// # Errors
+    /// The descriptor cannot be watched.
+    pub fn watch(self, gateway: &mut Gateway, plan: &Plan, log: &Log) -> io::Result<File> {
+        let Reader { ask, answers } = self;
+        // A reader that is busy reads once more for what is asked meanwhile.
+        nix::fcntl::fcntl(&ask, nix::fcntl::FcntlArg::F_SETFL(nix::fcntl::OFlag::O_NONBLOCK))?;
+        let mut pipe = File::from(answers.as_fd().try_clone_to_owned()?);
+        let (plan, log, mut messages) = (plan.clone(), log.clone(), Messages::default());
+        let mut last = plan.reload.as_ref().map_or_else(|| "".into(), |(_, text)| text.clone());
+        let handler: FdHandler = Box::new(move |_, handle| {
+            match messages.read(&mut pipe) {
+                Ok(None) => {}
+                Ok(Some(said)) => {
+                    match said.and_then(|text| apply(&text, &mut last, &plan, handle)) {
+                        Ok(()) => log.fail("the policy was read again"),
+                        Err(e) => log.fail(&format!("the policy stays as it is: {e}")),
+                    }
+                }
+                Err(e) => {
+                    log.fail(&format!("cannot read a new policy any more: {e}"));
+                    handle.forget();
+                }
+            }
+            ControlFlow::Continue(())
+        });
+        gateway.on_readable(answers, handler)?;
+        Ok(ask)
+    }
+}
+
+/// What the reader has said so far.
+#[derive(Default)]
+struct Messages {
+    bytes: Vec<u8>,
+}
+
+impl Messages {
+    /// Reads once. `Some`: a whole message.
+    fn read(&mut self, pipe: &mut impl Read) -> io::Result<Option<Outcome<String>>> {
+        let mut buffer = [0; READ_BYTES];
+        let bytes = pipe.read(&mut buffer)?;
+        if bytes == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        self.bytes.extend_from_slice(&buffer[..bytes]);
+        let Some(([kind, a, b, c, d], rest)) = self.bytes.split_first_chunk::<HEADER_BYTES>()
+        else {
+            return Ok(None);
+        };
+        let (kind, length) = (*kind, u32::from_le_bytes([*a, *b, *c, *d]) as usize);
+        // The reader refuses a longer file; it is a process of its own all the same.
+        if length > MOST_BYTES + READ_BYTES {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        let Some(text) = rest.get(..length) else { return Ok(None) };
+        let text = String::from_utf8_lossy(text).into_owned();
+        self.bytes.drain(..HEADER_BYTES + length);
+        Ok(Some(if kind == TEXT { Ok(text) } else { Err(Failure::new(text)) }))
+    }
+}
+
+/// Takes over the policy of a text. `last`: the text of the one before.
+fn apply(text: &str, last: &mut Arc<str>, plan: &Plan, handle: &mut Handle<'_>) -> Outcome {
+    // The program may send the signal, too: the use of limits would begin anew.
+    let Some((args, _)) = plan.reload.as_ref().filter(|_| **last != *text) else { return Ok(()) };
+    let wanted = run::wanted_by(args, text)?;
+    check(&wanted, plan)?;
+    *last = text.into();
+    handle.set_rules(wanted.rules);
+    Ok(())
+}
+
+/// What else than the rules of a run is different cannot change: the program has its addresses of names.
+fn check(wanted: &Wanted, plan: &Plan) -> Outcome {
+    let what = match plan.names {
+        Some(_) if !wanted.has_given_names() && wanted.rules.have_names() => "`names` is different",
+        None if wanted.has_given_names() => "its rules name the first name",
+        _ if wanted.encrypted_hello != plan.encrypted_hello => {
+            "`encrypted-client-hello` is different"
+        }
+        _ if wanted.audit != plan.audit => "`audit` is different",
+        _ if wanted.proxy != plan.proxy => "`proxy` is different",
+        _ => return Ok(()),
+    };
+    Err(Failure::new(format!("{what}; start the program again")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_is_whole_however_it_is_cut() {
+        let message = |kind: u8, text: &str| {
+            [&[kind][..], &(text.len() as u32).to_le_bytes(), text.as_bytes()].concat()
+        };
+        let all = [message(TEXT, "default = \"deny\""), message(ERROR, "no such file")].concat();
+        for each in 1..all.len() {
+            let mut messages = Messages::default();
+            let mut read = Vec::new();
+            for mut piece in all.chunks(each) {
+                read.extend(messages.read(&mut piece).unwrap());
+            }
+            // A piece may end behind both.
+            read.extend(messages.read(&mut &[0u8][..]).unwrap());
+            let said: Vec<_> = read.into_iter().map(|m| m.map_err(|e| e.to_string())).collect();
+            assert_eq!(
+                said,
+                [Ok("default = \"deny\"".into()), Err("no such file".into())],
+                "{each}"
+            );
+        }
+        let mut messages = Messages::default();
+        assert!(messages.read(&mut &[0, 255, 255, 255, 255][..]).is_err(), "too long");
+        assert!(messages.read(&mut &[][..]).is_err(), "the end");
+    }
+}
