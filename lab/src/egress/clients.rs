@@ -90,8 +90,8 @@ s.settimeout(5); s.connect(("ok.test", 7)); s.send(b"x"); print(s.recv(99))'"#,
     ),
     client(
         "pip",
-        &["pip"],
-        "pip install -q --no-cache-dir --disable-pip-version-check --index-url http://ok.test/pip/ --trusted-host ok.test \
+        &["python:pip"],
+        "$PY -m pip install -q --no-cache-dir --disable-pip-version-check --index-url http://ok.test/pip/ --trusted-host ok.test \
          --no-deps --target . hello-egress && cat hello_egress.py",
     ),
     client(
@@ -107,7 +107,7 @@ s.settimeout(5); s.connect(("ok.test", 7)); s.send(b"x"); print(s.recv(99))'"#,
          printf '[package]\\nname = \"a\"\\nversion = \"1.0.0\"\\n[dependencies]\\nhello-egress = \"1\"\\n' > Cargo.toml\n\
          printf '[source.crates-io]\\nreplace-with = \"t\"\\n[source.t]\\nregistry = \"sparse+http://ok.test/cargo/\"\\n' \
          > .cargo/config.toml\n\
-         cargo fetch -q && ls cargo/registry/src/*/hello-egress-1.0.0/Cargo.toml && echo egress-ok",
+         cargo fetch -q && ls $CARGO_HOME/registry/src/*/hello-egress-1.0.0/Cargo.toml && echo egress-ok",
     ),
     client(
         "go get",

@@ -114,9 +114,15 @@ fn missing(world: &World, needs: &[&'static str]) -> Option<&'static str> {
     needs.iter().find(|program| !world.has(program)).copied()
 }
 
-/// The last line of an output, shortened.
+/// The line of an output that tells most, shortened: the last one about an error, or the last one.
 fn last_line(output: &str) -> String {
-    let line = output.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("no output");
+    const TELLING: [&str; 7] =
+        ["rror", "denied", "refused", "ailed", "cannot", "Could not", "status"];
+    // What a run says about its rules at the start is no reason.
+    let is_said = |line: &&str| !line.trim().is_empty() && !line.contains("the rules do not cover");
+    let lines: Vec<&str> = output.lines().filter(is_said).collect();
+    let telling = lines.iter().rfind(|line| TELLING.iter().any(|word| line.contains(word)));
+    let line = telling.or(lines.last()).copied().unwrap_or("no output");
     line.trim().chars().take(100).collect()
 }
 
@@ -168,8 +174,9 @@ fn add_clients(report: &mut Report, options: &Options, world: &World) -> io::Res
     Ok(())
 }
 
+/// A figure that is a count.
 fn plain(name: &str, sentence: &str) -> Ratio {
-    Ratio::value(name, sentence, "count", name)
+    Ratio::value(name, sentence, "count", name).exact()
 }
 
 fn client_row(world: &World, client: &Client, has_srt: bool) -> io::Result<Value> {
@@ -244,9 +251,10 @@ fn add_numbers(report: &mut Report, options: &Options, world: &World) -> io::Res
 
 // ---- attacks ----
 
-const ATTACK_COLUMNS: [Column; 4] = [
+const ATTACK_COLUMNS: [Column; 5] = [
     label("attack", "attack"),
     words("result", "what happens"),
+    words("real", "with\n--names real"),
     words("control", "without rules"),
     words("source", "issue"),
 ];
@@ -259,7 +267,8 @@ fn add_attacks(report: &mut Report, options: &Options, world: &World) -> io::Res
         .flat_map(|(kind, all)| all.iter().map(move |attack| (*kind, attack)))
         .filter(|(_, attack)| options.wants(attack.name))
         .collect();
-    let rows = side_by_side(&wanted, |(_, attack)| attack_row(world, attack, is_strict));
+    let has_real = !options.common.quick && world.knows("--names");
+    let rows = side_by_side(&wanted, |(_, attack)| attack_row(world, attack, is_strict, has_real));
     let rows: Vec<Value> = rows.into_iter().collect::<io::Result<_>>()?;
     if rows.is_empty() {
         return Ok(());
@@ -283,6 +292,10 @@ fn add_attacks(report: &mut Report, options: &Options, world: &World) -> io::Res
     let documented =
         plain("egress.bypasses.documented", "attacks that succeed as the documentation says");
     report.figures.push(Figure::of(documented, &[counts.documented]));
+    if has_real {
+        let real = plain("egress.bypasses.real", "the same with --names real");
+        report.figures.push(Figure::of(real.goals(0.0, 0.0), &[counts.real]));
+    }
     report.notes.push(format!(
         "Attacks: {} tried with a control run that succeeds, {} refused, {} succeed, {} more succeed as the documentation \
          says, {} not tried or not shown.",
@@ -298,6 +311,8 @@ struct Counts {
     succeeded: f64,
     documented: f64,
     not_shown: f64,
+    /// With `--names real`, documented ones left out.
+    real: f64,
 }
 
 impl Counts {
@@ -306,6 +321,8 @@ impl Counts {
         let has_control = row["control"].as_str().is_some_and(|c| c.starts_with(SUCCEEDS));
         let is_success = said.starts_with(SUCCEEDS);
         self.tried += f64::from(u8::from(has_control));
+        let is_real = row["real"].as_str().is_some_and(|said| said.starts_with(SUCCEEDS));
+        self.real += f64::from(u8::from(is_real && !attack.is_documented()));
         match (is_success, has_control) {
             (true, _) if attack.is_documented() => self.documented += 1.0,
             (true, _) => self.succeeded += 1.0,
@@ -317,20 +334,24 @@ impl Counts {
 
 const SUCCEEDS: &str = "succeeds";
 
-fn attack_row(world: &World, attack: &Attack, is_strict: bool) -> io::Result<Value> {
+fn attack_row(
+    world: &World,
+    attack: &Attack,
+    is_strict: bool,
+    has_real: bool,
+) -> io::Result<Value> {
     let source = match attack.source {
         "" => String::new(),
         source => format!("https://github.com/{source}"),
     };
-    let row = |result: &str, control: &str| {
-        let documented = attack.is_documented();
+    let row = |result: &str, real: Option<String>, control: &str| {
         json!({
             "name": attack.name, "attack": format!("{}: {}", attack.name, attack.what), "result": result,
-            "control": control, "source": source, "is_documented": documented,
+            "real": real, "control": control, "source": source, "is_documented": attack.is_documented(),
         })
     };
     if let Some(program) = missing(world, attack.needs) {
-        return Ok(row(&format!("not tried: no {program}"), ""));
+        return Ok(row(&format!("not tried: no {program}"), None, ""));
     }
     let mut rules = attack.rules.to_vec();
     if !rules.contains(&"--rules") {
@@ -340,16 +361,19 @@ fn attack_row(world: &World, attack: &Attack, is_strict: bool) -> io::Result<Val
         rules.push("--strict");
     }
     let result = attempt(world, attack, Some(&rules))?;
+    let real = match has_real && attack.rules.contains(&"--allow") {
+        true => Some(attempt(world, attack, Some(&[&rules[..], &["--names", "real"]].concat()))?),
+        false => None,
+    };
     let control = match attack.control {
         Control::Open => attempt(world, attack, Some(&["--rules", "/dev/null"]))?,
         Control::Host => attempt(world, attack, None)?,
     };
-    let control = if control.starts_with(SUCCEEDS) {
-        SUCCEEDS.to_owned()
-    } else {
-        format!("no control: {control}")
+    let control = match control.starts_with(SUCCEEDS) {
+        true => SUCCEEDS.to_owned(),
+        false => format!("no control: {control}"),
     };
-    Ok(row(&result, &control))
+    Ok(row(&result, real, &control))
 }
 
 /// On the host there is no gateway: the control run attacks a process of the same user by that name.

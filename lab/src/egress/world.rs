@@ -362,7 +362,7 @@ impl World {
         name: Option<&str>,
     ) -> io::Result<Said> {
         let home = self.path(&format!("home-{}", self.next.fetch_add(1, Ordering::Relaxed)));
-        fs::create_dir(&home)?;
+        fs::create_dir_all(home.join("work"))?;
         let said = home.join("said");
         let file = fs::File::create(&said)?;
         let mut command = Command::new("timeout");
@@ -378,7 +378,7 @@ impl World {
     fn set_environment(&self, command: &mut Command, home: &Path, mark: &str, name: Option<&str>) {
         let user_home = PathBuf::from(env::var_os("HOME").unwrap_or_default());
         let certificate = self.path("edge.pem");
-        command.current_dir(home).env_clear();
+        command.current_dir(home.join("work")).env_clear();
         for name in [
             "SSL_CERT_FILE",
             "CURL_CA_BUNDLE",

@@ -394,7 +394,7 @@ fn verdict(f: &Figure) -> String {
     let (Some(e), Some((reach, aim))) = (f.estimate, f.ratio.reach_and_aim) else {
         return String::new();
     };
-    if e.runs == 1 {
+    if e.runs == 1 && !f.ratio.is_exact {
         return format!("one round: not judged (reach {reach:.2}, aim {aim:.2})");
     }
     let meets = |value: f64, bound: f64| match f.ratio.more_is_better {

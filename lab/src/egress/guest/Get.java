@@ -7,6 +7,7 @@ import java.net.http.HttpResponse.BodyHandlers;
 class Get {
     public static void main(String[] arguments) throws Exception {
         var request = HttpRequest.newBuilder(URI.create(arguments[0])).build();
-        System.out.print(HttpClient.newHttpClient().send(request, BodyHandlers.ofString()).body());
+        var answer = HttpClient.newHttpClient().send(request, BodyHandlers.ofString());
+        System.out.println("status " + answer.statusCode() + ": " + answer.body());
     }
 }

@@ -114,13 +114,16 @@ def upgrade_refused():
     told(f"GET / HTTP/1.1\r\nHost: {ALLOWED}\r\nConnection: Upgrade\r\nUpgrade: none\r\n\r\n".encode(), EVIL_GET, pause=0.3)
 
 
-def tls(name, then=b"", at=(ALLOWED, 443), change=None):
+def tls(name, then=b"", at=(ALLOWED, 443), change=None, before=b""):
     """A handshake with a server name, through a connection that may change what is sent."""
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
     session = context.wrap_bio(incoming, outgoing, server_hostname=name)
     with connect(*at) as connection:
+        if before:
+            connection.sendall(before)
+            connection.recv(1)
         is_first = True
         while True:
             try:
@@ -182,6 +185,19 @@ def encrypted_hello():
         return [b"\x16\x03\x01" + struct.pack(">H", len(handshake)) + handshake]
 
     tls(ALLOWED, change=add)
+
+
+def postgres_tls():
+    tls(NAME, at=(ALLOWED, 5433), before=struct.pack(">II", 8, 80877103))
+
+
+def proxy_protocol():
+    told(b"PROXY TCP4 192.0.2.1 192.0.2.2 1 80\r\n" + EVIL_GET)
+
+
+def blank_lines():
+    for blank in (b"\r\n", b"\n\n", b" ", b"\r\n" * 20):
+        told(blank + EVIL_GET)
 
 
 # ---- DNS ----

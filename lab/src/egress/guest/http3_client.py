@@ -1,6 +1,7 @@
-"""One GET over HTTP/3: http3_client.py ADDRESS-OR-NAME SERVER-NAME."""
+"""A GET over HTTP/3 for each name, from one port: http3_client.py [--v2] ADDRESS-OR-NAME[:PORT] SERVER-NAME..."""
 
 import asyncio
+import os
 import ssl
 import sys
 
@@ -8,6 +9,7 @@ from aioquic.asyncio import QuicConnectionProtocol, connect
 from aioquic.h3.connection import H3_ALPN, H3Connection
 from aioquic.h3.events import DataReceived
 from aioquic.quic.configuration import QuicConfiguration
+from aioquic.quic.packet import QuicProtocolVersion
 
 
 class Client(QuicConnectionProtocol):
@@ -26,10 +28,24 @@ class Client(QuicConnectionProtocol):
                 self.answer.set_result(found.data)
 
 
-async def main(at, name):
-    configuration = QuicConfiguration(alpn_protocols=H3_ALPN, server_name=name, verify_mode=ssl.CERT_NONE)
-    async with connect(at, 443, configuration=configuration, create_protocol=Client) as client:
-        print((await asyncio.wait_for(client.ask(name.encode()), 5)).decode())
+async def main(at, names, version):
+    host, _, port = at.partition(":")
+    own_port = 40000 + os.getpid() % 20000
+    for name in names:
+        configuration = QuicConfiguration(
+            alpn_protocols=H3_ALPN,
+            server_name=name,
+            verify_mode=ssl.CERT_NONE,
+            original_version=version,
+            supported_versions=[version],
+        )
+        options = {"configuration": configuration, "create_protocol": Client, "local_port": own_port}
+        async with connect(host, int(port or 443), **options) as client:
+            print((await asyncio.wait_for(client.ask(name.encode()), 5)).decode())
 
 
-asyncio.run(asyncio.wait_for(main(sys.argv[1], sys.argv[2]), 6))
+arguments = sys.argv[1:]
+is_v2 = arguments[0] == "--v2"
+to, *asked = arguments[is_v2:]
+version = QuicProtocolVersion.VERSION_2 if is_v2 else QuicProtocolVersion.VERSION_1
+asyncio.run(asyncio.wait_for(main(to, asked, version), 6))

@@ -187,6 +187,12 @@ def edge_http(connection, place):
     while True:
         while len(stream.buffer) < 14 and b"\n" not in stream.buffer:
             stream.more()
+        if stream.buffer.startswith(b"PROXY "):
+            stream.until(b"\r\n")
+        while stream.buffer[:1] in (b"\r", b"\n", b" "):
+            stream.buffer = stream.buffer[1:]
+        if not stream.buffer:
+            continue
         if stream.buffer.startswith(b"PRI * HTTP/2.0"):
             return edge_h2(stream, place)
         head = stream.until(b"\n\n" if lenient_end(stream) else b"\r\n\r\n")
@@ -410,6 +416,13 @@ def postgres(connection, _):
         connection.sendall(described + message(b"D", row) + message(b"C", b"SELECT 1\0") + ready)
 
 
+def postgres_tls(connection, place):
+    """Agrees to TLS, and looks at the name in it."""
+    connection.recv(8)
+    connection.sendall(b"S")
+    edge_tls(connection, place)
+
+
 def redis(connection, _):
     stream = Stream(connection)
     while True:
@@ -566,8 +579,9 @@ def http3():
     async def main():
         configuration = QuicConfiguration(is_client=False, alpn_protocols=H3_ALPN)
         configuration.load_cert_chain(f"{folder}/edge.pem", f"{folder}/edge.key")
-        await serve(EDGE, 443, configuration=configuration, create_protocol=Protocol)
-        await serve(EDGE6, 443, configuration=configuration, create_protocol=Protocol)
+        for at in (EDGE, EDGE6):
+            for port in (443, 8443):
+                await serve(at, port, configuration=configuration, create_protocol=Protocol)
         await asyncio.Future()
 
     threading.Thread(target=lambda: asyncio.run(main()), daemon=True).start()
@@ -595,6 +609,7 @@ def internet():
         listen(at, 443, edge_tls, "edge")
         for port, serve in [(2200, banner), (7, line_server), (5432, postgres), (6379, redis), (143, imap), (389, ldap)]:
             listen(at, port, serve)
+        listen(at, 5433, postgres_tls, "edge (PostgreSQL)")
         listen_udp(at, 7, lambda data, _: b"egress-ok " + data)
     for at in (EVIL, EVIL6):
         for port in (22, 80, 3128, 5432, 8080):
