@@ -12,7 +12,7 @@ use std::{env, fs, thread};
 
 use serde_json::{Value, json};
 
-use super::world::{ALLOWED, As, Inside, World};
+use super::world::{As, Inside, World};
 use crate::cpu;
 use crate::harness::report::{Column, label, number};
 use crate::harness::{Ratio, Sample, Scenario, Term};
@@ -20,6 +20,8 @@ use crate::transfer::GBPS;
 
 /// The role of the client.
 pub(crate) const ROLE: &str = "egress";
+/// The allowed name. It has an IPv4 address only, so that both sides of a ratio use the same IP version.
+const ALLOWED: &str = "v4.test";
 const SERVER: &str = "45.10.0.10";
 const PORT: u16 = 8080;
 /// Bytes of the large transfer.
@@ -300,6 +302,13 @@ pub(super) fn ratios(scenarios: &[Scenario<'_>]) -> Vec<Ratio> {
             [many.as_str(), "crr.open"],
         )
         .goals(0.97, 0.99)
+        .more_is_better(),
+        Ratio::over(
+            "egress.crr.10k_rules_vs_1",
+            format!("connections per second with 10,000 rules ÷ with one{suffix}"),
+            RATE,
+            [many.as_str(), one.as_str()],
+        )
         .more_is_better(),
         Ratio::new(
             "egress.bulk",

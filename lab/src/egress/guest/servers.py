@@ -478,9 +478,8 @@ def ldap(connection, _):
 A, CNAME, TXT, AAAA = 1, 5, 16, 28
 RECORDS = {
     "ok.test": [(A, EDGE), (AAAA, EDGE6)],
-    "v6.test": [(AAAA, EDGE6)],
+    "v4.test": [(A, EDGE)],
     "evil.test": [(A, EVIL), (AAAA, EVIL6)],
-    "cdn.test": [(A, EDGE), (AAAA, EDGE6)],
     "meta.test": [(A, METADATA)],
     "meta6.test": [(AAAA, METADATA6)],
     "private.test": [(A, PRIVATE)],
