@@ -55,7 +55,7 @@ pub(crate) const CLIENTS: [Client; 30] = [
     ),
     client("Go net/http, https", &["go"], r#""$W/get" https://ok.test/"#),
     client("getaddrinfo", &["getent"], "getent ahosts ok.test && echo egress-ok"),
-    client("dig", &["dig"], "dig +short ok.test | grep . && echo egress-ok"),
+    client("dig", &["dig"], "dig +short ok.test A | grep -x '[0-9.]*' && echo egress-ok"),
     client(
         "ssh banner",
         &["ssh-keyscan", "sshd"],
@@ -64,7 +64,7 @@ pub(crate) const CLIENTS: [Client; 30] = [
     client(
         "git over ssh",
         &["git", "ssh", "sshd"],
-        "export GIT_SSH_COMMAND=\"ssh -i $W/user_key -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null\"\n\
+        "export GIT_SSH_COMMAND=\"${GIT_SSH_COMMAND:-ssh} -i $W/user_key -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null\"\n\
          git clone -q ssh://root@ok.test$W/repo.git && test -d repo/.git && echo egress-ok",
     ),
     client("psql", &["psql"], "psql 'host=ok.test user=a dbname=a' -Atc 'select 1'"),
