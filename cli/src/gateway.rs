@@ -10,6 +10,7 @@ mod endpoints;
 mod follow;
 mod guard;
 mod interface;
+pub(crate) mod learn;
 pub(crate) mod log;
 mod output;
 pub(crate) mod outside;

@@ -125,6 +125,9 @@ pub struct Args {
     /// Append what the program asks for and reaches to this file, as JSON lines; fd:N: to an open descriptor
     #[arg(long, value_name = "FILE|fd:N")]
     audit: Option<Target>,
+    /// Allow all destinations but guarded ones, and write the smallest policy that would have sufficed to this file
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["allow", "no_network", "rules", "policy"])]
+    learn: Option<PathBuf>,
     /// Print a summary at the end: connections, bytes, time and refused destinations
     #[arg(long)]
     summary: bool,
@@ -160,7 +163,7 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
     let mut plan = Plan::new(&gateway)?;
     plan.guest = crate::gateway::plan::Guest::Program(args.command.clone());
     let wanted = wanted(args)?;
-    if wanted.has_given_names() {
+    if wanted.has_given_names() || (args.learn.is_some() && args.names == NamesMode::Given) {
         plan.names = Some(Ranges::of_global_id(global_id()?));
     }
     let Wanted { rules, encrypted_hello, proxy, audit, text, .. } = wanted;
@@ -169,13 +172,19 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
     plan.reload = text.map(|text| (Arc::new(args.clone()), text));
     let has_rules = !rules.is_empty();
     // The last line about refusals comes after the program.
-    let waits = args.summary || audit.is_some() || !args.quiet && has_rules;
+    let writes = audit.is_some() || args.learn.is_some();
+    let waits = args.summary || writes || !args.quiet && has_rules;
     plan.rules = Some(rules);
     plan.protected = protected(args);
     if let Some(target) = &audit {
         plan.protected.extend(target.prepare()?);
     }
     plan.audit = audit;
+    if let Some(path) = &args.learn {
+        crate::gateway::learn::open(path)?;
+        plan.protected.extend(path.canonicalize().ok());
+    }
+    plan.learn = args.learn.clone();
     plan.outside = outside(args, has_rules)?;
     plan.has_summary = args.summary;
     let session = Session { plan, name: "fulmar run", user: User::Same };
@@ -285,7 +294,9 @@ fn wanted(args: &Args) -> Outcome<Wanted> {
         return wanted_by(args, &text);
     }
     let mut rules = Rules::default();
-    if let Some(path) = rules_path(args) {
+    // A run that learns is open.
+    let path = if args.learn.is_some() { None } else { rules_path(args) };
+    if let Some(path) = path {
         add_file(&mut rules, &path, args.rules.is_some())?;
     }
     add_options(&mut rules, args);

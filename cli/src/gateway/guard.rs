@@ -49,7 +49,8 @@ pub(super) fn rules_policy(
     Some(Box::new(RulesPolicy {
         rules: plan.rules.clone()?,
         dns: plan.map.dns_forward.clone(),
-        reporter: (plan.has_summary || audit.is_some()).then(|| reporter.clone()),
+        reporter: (plan.has_summary || plan.learn.is_some() || audit.is_some())
+            .then(|| reporter.clone()),
         refused: refused.cloned(),
         audit,
         denied: None,

@@ -99,6 +99,8 @@ pub struct Plan {
     pub protected: Vec<PathBuf>,
     /// What a program may use beside its network.
     pub outside: Outside,
+    /// Where the policy of what was reached is written.
+    pub learn: Option<PathBuf>,
     /// Where the audit is written.
     pub audit: Option<audit::Target>,
     /// Print a summary at the end.
@@ -165,9 +167,15 @@ impl Plan {
             reload: None,
             protected: Vec::new(),
             outside: Outside::default(),
+            learn: None,
             audit: None,
             has_summary: false,
         })
+    }
+
+    /// Whether something is reported or written when the gateway ends.
+    pub fn reports_end(&self) -> bool {
+        self.has_summary || self.audit.is_some() || self.learn.is_some()
     }
 
     /// The guest's interface on this host.

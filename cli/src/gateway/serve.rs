@@ -43,6 +43,7 @@ use super::document::About;
 use super::endpoints::Endpoints;
 use super::follow::{self, Follower};
 use super::guard::rules_policy;
+use super::learn::Learnt;
 use super::log::{DEFAULT_BYTES, Log};
 use super::panics::{self, Panics};
 use super::plan::Plan;
@@ -184,6 +185,7 @@ pub fn serve(
     let capture_to = |file| CaptureFile::create(file, &log);
     let pcap = plan.process.pcap.as_deref().map(capture_to).transpose()?;
     let (audit, writer) = plan.audit.as_ref().map(audit::open).transpose()?.unzip();
+    let learnt = plan.learn.as_deref().map(Learnt::open).transpose()?;
     let pid_file = plan.process.pid.as_deref().map(create).transpose()?;
     let summary_file = wait::open_summary().during("cannot open the pipe for the summary")?;
     let endpoints = Endpoints::open(plan.process.metrics, &log)?;
@@ -207,9 +209,9 @@ pub fn serve(
     let ask = reader.map(|reader| reader.watch(&mut gateway, plan, &log)).transpose();
     let ask = ask.during("cannot watch for a new policy")?;
     let last_words = refused.and_then(|refused| refused.last_words(plan));
-    // A summary and an audit need the end; what was refused is known when the program exits.
+    // Reports need the end; what was refused is known when the program exits.
     let (summary_file, farewell) = match summary_file {
-        Some(file) if plan.has_summary || plan.audit.is_some() => (Some(file), None),
+        Some(file) if plan.reports_end() => (Some(file), None),
         file => (None, file.zip(last_words.clone())),
     };
     let ending = Ending { guest: end, signals, metrics: endpoints.closer(), farewell, ask };
@@ -236,6 +238,7 @@ pub fn serve(
     // After a panic without destructors: the state that it has left is unknown.
     let ended = panics::run(&mut gateway, &panics).unwrap_or_else(|| exit(panics::STATUS));
     splicers.finish_after(&gateway);
+    let learnt = learnt.map(|learnt| learnt.write(&reporter.work(), &plan.map.dns_forward));
     let missing = written.and_then(|written| {
         written.add_receipt(reporter.work(), gateway.stat().account.as_ref());
         written.finish()
@@ -246,7 +249,7 @@ pub fn serve(
         }
         last_words.iter().for_each(|last| last.write(&mut out));
         // The reader may have given up.
-        missing.iter().for_each(|what| drop(writeln!(out, "{name}: {what}")));
+        missing.iter().chain(&learnt).for_each(|what| drop(writeln!(out, "{name}: {what}")));
     }
     Ok(status_of(&ended, &log))
 }
