@@ -163,7 +163,7 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
     let mut plan = Plan::new(&gateway)?;
     plan.guest = crate::gateway::plan::Guest::Program(args.command.clone());
     let wanted = wanted(args)?;
-    if wanted.has_given_names() || (args.learn.is_some() && args.names == NamesMode::Given) {
+    if wanted.has_given_names() || (args.learn.is_some() && wanted.names == NamesMode::Given) {
         plan.names = Some(Ranges::of_global_id(global_id()?));
     }
     let Wanted { rules, encrypted_hello, proxy, audit, text, .. } = wanted;

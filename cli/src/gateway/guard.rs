@@ -83,7 +83,8 @@ impl Policy for RulesPolicy {
 
     fn decide(&mut self, flow: &NewFlow<'_>) -> Decision {
         let NewFlow { to, leads_to, name, names, claimed_names, is_host, .. } = *flow;
-        let denial = self.rules.verdict_of_flow(flow, &self.dns).denial;
+        let verdict = self.rules.verdict_of_flow(flow, &self.dns);
+        let denial = verdict.denial;
         let own = name.map(|name| [name.to_owned()]);
         let names = own.as_ref().map_or(names, |own| own.as_slice());
         if let Some(reporter) = &self.reporter {
@@ -105,7 +106,7 @@ impl Policy for RulesPolicy {
             ((flow.protocol, flow.from, to), Denied { what, by: by.to_string() })
         });
         if let (Some(audit), None) = (&mut self.audit, denial) {
-            audit.allowed(flow, None);
+            audit.allowed(flow, Some(verdict.to_string().into()));
         }
         self.decision_by(denial)
     }
