@@ -276,8 +276,10 @@ impl Dns {
         if is_given && self.answer_by_name(cx, key, bytes, question.as_ref()) {
             return Ok(());
         }
-        let plain = if is_given { messages::plain(bytes) } else { None };
-        if is_given && plain.is_none() {
+        let reads_names = cx.settings.policy.reads_names();
+        let plain = if is_given || reads_names { messages::plain(bytes) } else { None };
+        let may_hide = || !reads_names || cx.settings.policy.allows_name(None);
+        if plain.is_none() && (is_given || question.is_some() && !may_hide()) {
             cx.refuse(Refusal::Policy);
             let refused = message::answer_with(Code::REFUSED, bytes);
             refused.into_iter().for_each(|answer| self.deliver(cx, key, &answer));
