@@ -6,15 +6,17 @@
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 use caps::{CapSet, Capability};
 use nix::sys::socket::{
-    AddressFamily, SockType, SockaddrLike, SockaddrStorage, getsockname, getsockopt, sockopt,
+    AddressFamily, SockType, SockaddrLike, SockaddrStorage, getpeername, getsockname, getsockopt,
+    sockopt,
 };
+use nix::sys::stat::{SFlag, fstat};
 use nix::unistd::{AccessFlags, access, geteuid};
 
 /// Services that open connections or start programs for their clients, and where their sockets are. `@` is the user's
@@ -145,8 +147,8 @@ fn is_reachable(path: &Path) -> bool {
         && access(path, AccessFlags::W_OK).is_ok()
 }
 
-/// The sockets among the inherited descriptors, without the standard streams. To be called before this process opens
-/// a socket.
+/// The sockets among the inherited descriptors, without standard streams that lead to their other ends only. To be called
+/// before this process opens a socket.
 pub fn inherited_sockets() -> Vec<RawFd> {
     let is_socket = |fd: &RawFd| {
         let target = fs::read_link(format!("/proc/self/fd/{fd}")).unwrap_or_default();
@@ -154,8 +156,11 @@ pub fn inherited_sockets() -> Vec<RawFd> {
     };
     let entries = fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
     let numbers = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let further = numbers.filter(|fd| *fd > libc::STDERR_FILENO).filter(is_socket);
+    let of_streams = STREAMS.iter().map(|(_, _, stream)| stream());
+    let open = of_streams.filter(|stream| matches!(open_socket(stream.as_fd()), Ok(Some(_))));
     let mut found: Vec<RawFd> =
-        numbers.filter(|fd| *fd > libc::STDERR_FILENO).filter(is_socket).collect();
+        open.map(|stream| stream.as_fd().as_raw_fd()).chain(further).collect();
     found.sort_unstable();
     found
 }
@@ -166,36 +171,63 @@ pub fn has_capabilities() -> bool {
     caps::has_cap(None, CapSet::Effective, Capability::CAP_SYS_ADMIN).unwrap_or(false)
 }
 
+/// The standard streams: a name, how to put a pipe or nothing in the place of one, and the stream.
+type Stream = (&'static str, &'static str, fn() -> Box<dyn AsFd>);
+const STREAMS: [Stream; 3] = [
+    ("standard input", "`cat | fulmar run ...`; in a systemd unit StandardInput=null", || {
+        Box::new(io::stdin())
+    }),
+    ("standard output", "`fulmar run ... | cat`; in a systemd unit StandardOutput=journal", || {
+        Box::new(io::stdout())
+    }),
+    (
+        "standard error",
+        "`fulmar run ... 2>&1 | cat`; in a systemd unit StandardError=journal",
+        || Box::new(io::stderr()),
+    ),
+];
+
 /// Checks that the standard streams lead nowhere but to their other ends: a folder leads to all files of the
-/// caller's mount namespace, a datagram socket to all Unix sockets.
+/// caller's mount namespace, and a socket to every address of its family, unless it is a connected Unix stream.
 ///
 /// # Errors
-/// A sentence that names the stream.
+/// A sentence that names the stream and what to use instead.
 pub fn check_standard_streams() -> io::Result<()> {
-    let streams: [(&str, &dyn AsFd); 3] = [
-        ("standard input", &io::stdin()),
-        ("standard output", &io::stdout()),
-        ("standard error", &io::stderr()),
-    ];
-    for (name, stream) in streams {
-        let number = stream.as_fd().as_raw_fd();
-        let found = fs::metadata(format!("/proc/self/fd/{number}"));
-        let what = match found.map(|m| m.file_type()) {
-            Ok(kind) if kind.is_dir() => "a folder",
-            Ok(kind) if kind.is_socket() && is_unix_datagram(stream) => "a Unix datagram socket",
-            _ => continue,
-        };
-        let sentence = format!("{name} is {what}, through which the program reaches others");
+    for (name, instead, stream) in STREAMS {
+        let stream = stream();
+        let Some(what) = folder(stream.as_fd())?.or(open_socket(stream.as_fd())?) else { continue };
+        let sentence = format!(
+            "{name} is {what}, through which the program reaches others; use a file or a pipe instead ({instead})"
+        );
         return Err(io::Error::new(io::ErrorKind::InvalidInput, sentence));
     }
     Ok(())
 }
 
-fn is_unix_datagram(stream: &dyn AsFd) -> bool {
-    let fd = stream.as_fd();
-    let own = getsockname::<SockaddrStorage>(fd.as_raw_fd());
-    let is_unix = own.is_ok_and(|own| own.family() == Some(AddressFamily::Unix));
-    is_unix && getsockopt(&fd, sockopt::SockType) == Ok(SockType::Datagram)
+fn folder(stream: BorrowedFd<'_>) -> io::Result<Option<&'static str>> {
+    Ok(is_a(SFlag::S_IFDIR, stream)?.then_some("a folder"))
+}
+
+/// A socket that its owner can connect to others, or send from to others: all but Unix ones with a peer for life
+/// (unix(7)). A TCP connection is dissolved by AF_UNSPEC (connect(2)).
+fn open_socket(stream: BorrowedFd<'_>) -> io::Result<Option<&'static str>> {
+    if !is_a(SFlag::S_IFSOCK, stream)? {
+        return Ok(None);
+    }
+    let family = getsockname::<SockaddrStorage>(stream.as_raw_fd())?.family();
+    Ok(match (family, getsockopt(&stream, sockopt::SockType)?) {
+        (Some(AddressFamily::Unix), SockType::Stream | SockType::SeqPacket) => {
+            let has_peer = getpeername::<SockaddrStorage>(stream.as_raw_fd()).is_ok();
+            (!has_peer).then_some("a Unix socket without a peer")
+        }
+        (Some(AddressFamily::Unix), _) => Some("a Unix datagram socket"),
+        (Some(AddressFamily::Inet | AddressFamily::Inet6), _) => Some("an Internet socket"),
+        _ => Some("a socket"),
+    })
+}
+
+fn is_a(kind: SFlag, stream: BorrowedFd<'_>) -> io::Result<bool> {
+    Ok(SFlag::from_bits_truncate(fstat(stream)?.st_mode) & SFlag::S_IFMT == kind)
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::io::Read;
-use std::net::{TcpListener, UdpSocket};
+use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::path::Path;
@@ -352,6 +352,28 @@ fn strict_refuses_standard_streams_that_lead_elsewhere() {
             "{}",
             datagrams.1
         );
+        // Each would connect or send to others from the host's own network.
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let _client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let accepted = listener.accept().unwrap().0;
+        for internet in [
+            OwnedFd::from(UdpSocket::bind("127.0.0.1:0").unwrap()),
+            accepted.into(),
+            listener.into(),
+        ] {
+            let (code, said) = run(internet.into());
+            assert_eq!(code, Some(2), "{said}");
+            assert!(said.contains("standard input is an Internet socket"), "{said}");
+            assert!(said.contains("StandardInput=null"), "{said}");
+        }
+        let unconnected = UnixListener::bind(Folder::new("stdin").file("socket")).unwrap();
+        let said = run(OwnedFd::from(unconnected).into()).1;
+        assert!(said.contains("standard input is a Unix socket without a peer"), "{said}");
+        let mut command = Command::new(FULMAR);
+        command.args(["run", "--deny", "192.0.2.1", "--", "true"]);
+        command.stdin(OwnedFd::from(UdpSocket::bind("127.0.0.1:0").unwrap()));
+        let said = text(&command.output().expect("it starts").stderr);
+        assert!(said.contains("the inherited sockets 0;"), "{said}");
         let (own, _other) = UnixStream::pair().unwrap();
         assert_eq!(run(OwnedFd::from(own).into()), (Some(0), String::new()));
     });
