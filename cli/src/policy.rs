@@ -9,6 +9,7 @@ use std::str::FromStr;
 
 use clap::Subcommand;
 use fulmar_gateway::host::HostNetwork;
+use fulmar_gateway::mapping::Mapping;
 use fulmar_gateway::policy::Protocol;
 use fulmar_gateway::rules::file::{MOST_BYTES, NamesMode, PolicyFile};
 use fulmar_gateway::rules::{Destination, Rule, Rules, Verdict};
@@ -280,26 +281,27 @@ fn explain(args: &ExplainArgs) -> Outcome<ExitCode> {
     if let (Target::Address(_), Some(_)) = (&target, args.address) {
         return Err(Failure::new("--address requires a destination by name"));
     }
-    let own = || HostNetwork::read(None).map(|host| host.addresses).unwrap_or_default();
+    let own = || {
+        let HostNetwork { addresses, networks, .. } = HostNetwork::read(None).unwrap_or_default();
+        Mapping { host_addresses: addresses, host_networks: networks, ..Mapping::default() }
+    };
     let (is_allowed, text) = explained(&policy.rules, protocol, &target, args.address, own);
     print(&text);
     Ok(ExitCode::from(u8::from(!is_allowed)))
 }
 
-/// Whether a destination is allowed, and why. `own`: the host's addresses.
+/// Whether a destination is allowed, and why. `own`: the host's addresses and networks.
 fn explained(
     rules: &Rules,
     protocol: Protocol,
     target: &Target,
     address: Option<IpAddr>,
-    own: impl FnOnce() -> Vec<IpAddr>,
+    own: impl FnOnce() -> Mapping,
 ) -> (bool, String) {
     let (name, port) = match target {
         Target::Address(at) => {
-            let d = Destination {
-                is_host: own().contains(&at.ip()),
-                ..Destination::new(protocol, *at)
-            };
+            let d =
+                Destination { is_host: own().is_host(*at, *at), ..Destination::new(protocol, *at) };
             return said(&rules.verdict(&d), "");
         }
         Target::Name(name, port) => (name, *port),
@@ -313,9 +315,11 @@ fn explained(
     let d = Destination { names: &names, ..Destination::new(protocol, at) };
     match address {
         None => said(&rules.verdict_of_name(&d), ADDRESS_UNKNOWN),
-        Some(address) => {
-            let is_host = own().contains(&address);
-            said(&rules.verdict(&Destination { is_host, is_by_name: true, ..d }), "")
+        Some(_) => {
+            let own = own();
+            let (is_host, host_network) = (own.is_host(at, at), own.host_network(at, at));
+            let d = Destination { is_host, host_network, is_by_name: true, ..d };
+            said(&rules.verdict(&d), "")
         }
     }
 }
@@ -348,8 +352,10 @@ mod tests {
         let explain = |text: &str, protocol, address: Option<&str>| {
             let target = Target::parse(text, protocol).unwrap();
             let address = address.map(|a| a.parse().unwrap());
-            explained(&policy.rules, protocol, &target, address, || {
-                vec!["192.0.2.7".parse().unwrap()]
+            explained(&policy.rules, protocol, &target, address, || Mapping {
+                host_addresses: vec!["192.0.2.7".parse().unwrap()],
+                host_networks: vec![("203.0.113.0".parse().unwrap(), 24)],
+                ..Mapping::default()
             })
         };
         let tcp = |text: &str| explain(text, Protocol::Tcp, None);
@@ -380,6 +386,8 @@ mod tests {
         assert!(!is_allowed && said.contains("deny 10.0.0.0/8"), "{said}");
         let (is_allowed, said) = explain("github.com:443", Protocol::Tcp, Some("192.168.1.1"));
         assert!(!is_allowed && said.contains("private addresses"), "{said}");
+        let (is_allowed, said) = explain("github.com:443", Protocol::Tcp, Some("203.0.113.9"));
+        assert!(!is_allowed && said.contains("the host's own network"), "{said}");
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! For each IP version the *upstream* interface is the one with the default route of the lowest metric. Without a
 //! default route it is the only interface that has a route at all, else none. That is the rule of pasta(1).
 
+use std::collections::BTreeSet;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
@@ -42,6 +43,8 @@ pub struct HostNetwork {
     pub rotates: bool,
     /// Every address of its interfaces.
     pub addresses: Vec<IpAddr>,
+    /// The networks of its links, and its routers.
+    pub networks: Vec<(IpAddr, u8)>,
 }
 
 /// The network of a namespace, read from netlink.
@@ -108,8 +111,25 @@ impl HostNetwork {
             attempts,
             rotates,
             addresses: tables.addresses.iter().map(|a| a.address).collect(),
+            networks: networks_of(tables),
         }
     }
+}
+
+/// The networks of all addresses and of all routes without a router, and the routers. A route into a tunnel, where there
+/// are no Ethernet addresses, leads elsewhere and not to neighbours; so does a default route.
+fn networks_of(tables: &Tables) -> Vec<(IpAddr, u8)> {
+    let has_neighbours = |hop: &NextHop| {
+        let interface = tables.interfaces.iter().find(|i| i.index == hop.index);
+        hop.gateway.is_none() && interface.is_some_and(|i| i.mac.is_some() && !i.is_loopback)
+    };
+    let of_addresses = tables.addresses.iter().map(|a| (a.address, a.prefix_len));
+    let on_link = tables.routes.iter().filter(|route| route.hops.iter().any(has_neighbours));
+    let on_link = on_link.map(|route| (route.destination, route.prefix_len));
+    let routers = tables.routes.iter().flat_map(|route| &route.hops).filter_map(|hop| hop.gateway);
+    let routers = routers.map(|router| (router, if router.is_ipv4() { 32 } else { 128 }));
+    let all = of_addresses.chain(on_link).chain(routers).filter(|(_, bits)| *bits > 0);
+    all.collect::<BTreeSet<_>>().into_iter().collect()
 }
 
 /// The upstream of one IP version.
@@ -248,6 +268,27 @@ mod tests {
         assert_eq!((found.interface.index, found.gateway), (2, None));
         tables.interfaces[1].is_up = false;
         assert_eq!(upstream_of(&tables, IpAddr::is_ipv4, None), None);
+    }
+
+    #[test]
+    fn networks_of_links_are_those_of_addresses_routes_and_routers() {
+        let mut tables = two_interfaces();
+        tables.interfaces[1].mac = Some([2; 6]);
+        tables.routes = vec![
+            on_link(2, "2001:db8::", 64),
+            on_link(2, "0.0.0.0", 0),
+            on_link(3, "128.0.0.0", 1),
+            Route::default_through(2, ip("198.51.100.1")),
+        ];
+        let found = networks_of(&tables);
+        let wanted = [
+            ("10.0.0.5", 24),
+            ("10.0.0.6", 24),
+            ("192.0.2.5", 24),
+            ("198.51.100.1", 32),
+            ("2001:db8::", 64),
+        ];
+        assert_eq!(found, wanted.map(|(network, bits)| (ip(network), bits)));
     }
 
     #[test]

@@ -31,6 +31,8 @@ pub struct Mapping {
     /// The host's own addresses, where its programs answer: for the policy
     /// ([`NewFlow::is_host`](crate::policy::NewFlow)). Empty where the policy need not know them.
     pub host_addresses: Vec<IpAddr>,
+    /// The networks of the host's links, where its neighbours answer: for the policy, as above.
+    pub host_networks: Vec<(IpAddr, u8)>,
     /// Networks of the guest's link that the host's network does not have: an address there leads nowhere unless it is
     /// listed above, also where the host has a network of the same number.
     pub link: Vec<(IpAddr, u8)>,
@@ -102,6 +104,18 @@ impl Mapping {
         to == leads_to && (is_own(&to.ip()) || embedded_v4(to.ip()).iter().any(is_own))
     }
 
+    /// The smallest network of the host's links in which a destination is, or a form of an address there, if no mapping
+    /// leads there.
+    pub fn host_network(&self, to: SocketAddr, leads_to: SocketAddr) -> Option<(IpAddr, u8)> {
+        let ip = to.ip().to_canonical();
+        let forms = embedded_v4(ip);
+        let is_in = |(network, bits): &&(IpAddr, u8)| {
+            covers(*network, *bits, ip) || forms.iter().any(|v4| covers(*network, *bits, *v4))
+        };
+        let found = self.host_networks.iter().filter(is_in).max_by_key(|(_, bits)| *bits);
+        found.copied().filter(|_| to == leads_to)
+    }
+
     /// The first resolver of the same IP version, else the first.
     fn resolver(&self, ip: IpAddr) -> Option<SocketAddr> {
         let mut resolvers = self.resolvers.iter();
@@ -167,6 +181,10 @@ mod tests {
             rotates: false,
             nameservers: vec!["198.51.100.53".parse().unwrap()],
             host_addresses: vec!["192.0.2.5".parse().unwrap(), "192.0.2.6".parse().unwrap()],
+            host_networks: vec![
+                ("203.0.113.0".parse().unwrap(), 24),
+                ("203.0.113.7".parse().unwrap(), 32),
+            ],
             link: Vec::new(),
             zone: 3,
         }
@@ -235,6 +253,16 @@ mod tests {
         assert!(is_host("192.0.2.6:80"));
         assert!(!is_host("169.254.1.2:80"), "mapped to 192.0.2.5");
         assert!(!is_host("198.51.100.1:80"));
+    }
+
+    #[test]
+    fn an_address_of_the_hosts_links_is_of_the_smallest_network() {
+        let bits = |to: &str| mapping().host_network(at(to), at(to)).map(|(_, bits)| bits);
+        assert_eq!(bits("203.0.113.7:80"), Some(32));
+        assert_eq!(bits("203.0.113.8:80").and(bits("[2002:cb00:7108::1]:80")), Some(24));
+        assert_eq!(bits("203.0.114.7:80"), None);
+        let mapped = mapping().host_network(at("203.0.113.8:80"), at("192.0.2.5:80"));
+        assert_eq!(mapped, None);
     }
 
     #[test]

@@ -55,6 +55,9 @@ pub struct NewFlow<'a> {
     /// The destination is an address of the host's own ([`Mapping::host_addresses`](crate::mapping::Mapping)), and no
     /// mapping leads there.
     pub is_host: bool,
+    /// The network of a link of the host ([`Mapping::host_networks`](crate::mapping::Mapping)) in which the destination is,
+    /// if no mapping leads there.
+    pub host_network: Option<(IpAddr, u8)>,
 }
 
 impl NewFlow<'_> {
@@ -70,6 +73,7 @@ impl NewFlow<'_> {
             names,
             claimed_names,
             is_host: false,
+            host_network: None,
         }
     }
 }

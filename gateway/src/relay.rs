@@ -219,10 +219,24 @@ impl Context<'_> {
             Meaning::Address | Meaning::Nothing => None,
         };
         let leads_to = self.settings.mapping.target(to).unwrap_or(to);
-        let is_host = self.settings.mapping.is_host(to, leads_to);
-        let (name, names, claimed_names) = (name.as_deref(), &[], &[]);
-        let flow = NewFlow { protocol, from, to, leads_to, name, names, claimed_names, is_host };
+        let flow = self.new_flow(protocol, (from, to), leads_to, name.as_deref());
         self.settings.policy.refused(&flow, why);
+    }
+
+    /// A flow as the policy receives it. `name`: that of the guest's destination.
+    fn new_flow<'a>(
+        &self,
+        protocol: Protocol,
+        (from, to): (SocketAddr, SocketAddr),
+        leads_to: SocketAddr,
+        name: Option<&'a str>,
+    ) -> NewFlow<'a> {
+        let mapping = &self.settings.mapping;
+        // The address of a name stands for the real one.
+        let at = if name.is_some() { leads_to } else { to };
+        let is_host = mapping.is_host(at, leads_to);
+        let host_network = mapping.host_network(at, leads_to);
+        NewFlow { leads_to, name, is_host, host_network, ..NewFlow::new(protocol, from, to) }
     }
 
     /// Passes an error of the host's network on to the guest. `leads_to`: the packet's destination as the host knows
@@ -303,9 +317,7 @@ impl Context<'_> {
         let Endpoints { guest: from, peer: to, host: leads_to } = *ends;
         let given = names.filter(|_| self.settings.names.are_given());
         let name = given.and_then(|names| names.allowed.first()).map(|name| &**name);
-        let is_host = self.settings.mapping.is_host(to, leads_to);
-        let (names, claimed_names) = (&[], &[]);
-        let wanted = NewFlow { protocol, from, to, leads_to, name, names, claimed_names, is_host };
+        let wanted = self.new_flow(protocol, (from, to), leads_to, name);
         let Some(allowance) = self.settings.policy.allowance(&wanted) else { return Ok(None) };
         let full = (denied(protocol), Refusal::Allowance);
         allowance.begin().map(Some).ok_or(full)
@@ -319,9 +331,7 @@ impl Context<'_> {
         to: SocketAddr,
         leads_to: SocketAddr,
     ) -> Option<Names> {
-        let is_host = self.settings.mapping.is_host(to, leads_to);
-        let (name, names, claimed_names) = (None, &[], &[]);
-        let wanted = NewFlow { protocol, from, to, leads_to, name, names, claimed_names, is_host };
+        let wanted = self.new_flow(protocol, (from, to), leads_to, None);
         self.settings.policy.allowed_names(&wanted)
     }
 
@@ -380,9 +390,7 @@ impl Context<'_> {
         to: SocketAddr,
         name: &str,
     ) -> bool {
-        let (names, claimed_names, is_host) = (&[], &[], false);
-        let (leads_to, name) = (to, Some(name));
-        let wanted = NewFlow { protocol, from, to, leads_to, name, names, claimed_names, is_host };
+        let wanted = NewFlow { name: Some(name), ..NewFlow::new(protocol, from, to) };
         self.settings.policy.allows(&wanted)
     }
 
@@ -398,10 +406,7 @@ impl Context<'_> {
         if self.settings.mapping.target(leads_to) != Some(leads_to) {
             return false;
         }
-        let is_host = self.settings.mapping.is_host(leads_to, leads_to);
-        let (names, claimed_names) = (&[], &[]);
-        let name = Some(name);
-        let wanted = NewFlow { protocol, from, to, leads_to, name, names, claimed_names, is_host };
+        let wanted = self.new_flow(protocol, (from, to), leads_to, Some(name));
         self.settings.policy.allows(&wanted)
     }
 
@@ -413,10 +418,7 @@ impl Context<'_> {
         to: SocketAddr,
         leads_to: SocketAddr,
     ) -> bool {
-        let is_host = self.settings.mapping.is_host(to, leads_to);
-        let (names, claimed_names) = (&[], &[]);
-        let name = None;
-        let wanted = NewFlow { protocol, from, to, leads_to, name, names, claimed_names, is_host };
+        let wanted = self.new_flow(protocol, (from, to), leads_to, None);
         self.settings.policy.allows(&wanted)
     }
 

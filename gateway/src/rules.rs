@@ -133,6 +133,8 @@ pub struct Destination<'a> {
     pub claimed: &'a [String],
     /// The address is one of the host's own.
     pub is_host: bool,
+    /// The network of a link of the host in which the address is: private as one of [`Destination::is_by_name`].
+    pub host_network: Option<(IpAddr, u8)>,
     /// The guest wrote to a name. The guest may be in league with its owner: private addresses are guarded, too. While
     /// rules name names, they are guarded of every destination that has a name.
     pub is_by_name: bool,
@@ -150,6 +152,7 @@ impl Destination<'_> {
             names,
             claimed,
             is_host: false,
+            host_network: None,
             is_by_name: false,
         }
     }
@@ -360,7 +363,7 @@ impl Rules {
         let to = d.to.to_canonical();
         let has_name = !d.names.is_empty() || !d.claimed.is_empty();
         let is_by_name = d.is_by_name || (has_name && self.have_names());
-        let guarded = guarded::kind_of(to, d.is_host, is_by_name);
+        let guarded = guarded::kind_of(to, d.is_host, is_by_name, d.host_network);
         let strict = || self.strict(Some(to), d);
         let by_address = || self.by_address(to, (d.protocol, d.port), guarded);
         strict().or_else(by_address).or_else(|| self.by_names(d)).unwrap_or_else(|| self.by_any(d))
@@ -380,6 +383,7 @@ impl Rules {
             names: own.as_ref().map_or(flow.names, |own| own.as_slice()),
             claimed: flow.claimed_names,
             is_host: flow.is_host,
+            host_network: flow.host_network,
             is_by_name: own.is_some(),
             ..Destination::new(flow.protocol, at)
         };

@@ -82,7 +82,7 @@ impl Policy for RulesPolicy {
     }
 
     fn decide(&mut self, flow: &NewFlow<'_>) -> Decision {
-        let NewFlow { to, leads_to, name, names, claimed_names, is_host, .. } = *flow;
+        let NewFlow { to, leads_to, name, names, claimed_names, is_host, host_network, .. } = *flow;
         let verdict = self.rules.verdict_of_flow(flow, &self.dns);
         let denial = verdict.denial;
         let own = name.map(|name| [name.to_owned()]);
@@ -102,7 +102,8 @@ impl Policy for RulesPolicy {
                 true => leads_to,
                 false => to,
             };
-            let what = Flow { protocol: flow.protocol, name, at, is_by_name, is_host };
+            let what =
+                Flow { protocol: flow.protocol, name, at, is_by_name, is_host, host_network };
             ((flow.protocol, flow.from, to), Denied { what, by: by.to_string() })
         });
         if let (Some(audit), None) = (&mut self.audit, denial) {
@@ -160,8 +161,8 @@ impl Policy for RulesPolicy {
         if let Some(refused) = &self.refused {
             let FlowStat { protocol, host, ref name, .. } = *flow;
             let name = name.as_deref().map(str::to_owned);
-            let (at, is_by_name, is_host) = (host, false, false);
-            let what = Flow { protocol, name, at, is_by_name, is_host };
+            let (at, is_by_name, is_host, host_network) = (host, false, false, None);
+            let what = Flow { protocol, name, at, is_by_name, is_host, host_network };
             refused.add(&self.rules, What::Contradicted(what), &why.to_string());
         }
     }
@@ -216,6 +217,7 @@ mod tests {
             names: &names,
             claimed_names: &[],
             is_host: false,
+            host_network: None,
         })
     }
 
@@ -280,6 +282,7 @@ mod tests {
             names: &[],
             claimed_names: &[],
             is_host: false,
+            host_network: None,
         };
         assert_eq!(policy.decide(&flow("10.0.0.1:80")), Decision::Deny);
         assert_eq!(policy.decide(&flow("192.0.2.1:80")), Decision::Allow);
@@ -324,6 +327,7 @@ mod tests {
             names: &[],
             claimed_names: &["good.example".to_owned()],
             is_host: false,
+            host_network: None,
         };
         policy.decide(&flow);
         let shown = || {

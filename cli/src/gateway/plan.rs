@@ -226,10 +226,8 @@ impl Plan {
             attempts: host.attempts,
             rotates: host.rotates,
             nameservers: self.nameservers(host),
-            host_addresses: match self.rules {
-                Some(_) => host.addresses.clone(),
-                None => Vec::new(),
-            },
+            host_addresses: self.rules.iter().flat_map(|_| host.addresses.clone()).collect(),
+            host_networks: self.rules.iter().flat_map(|_| host.networks.clone()).collect(),
             link: self.link.clone(),
             zone: host.v6.as_ref().map_or(0, |upstream| upstream.interface.index),
         }

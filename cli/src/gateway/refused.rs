@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::Write as _;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use fulmar_gateway::policy::Protocol;
@@ -45,6 +45,8 @@ pub(super) struct Flow {
     /// The address is one to which the name alone has led.
     pub is_by_name: bool,
     pub is_host: bool,
+    /// The network of the host in which it is.
+    pub host_network: Option<(IpAddr, u8)>,
 }
 
 impl What {
@@ -86,11 +88,13 @@ impl What {
             What::Name(name) => rules.name_denial(name, TYPE_A).is_none(),
             What::Contradicted(_) => false,
             What::Flow(flow) => {
-                let Flow { protocol, name, at, is_by_name, is_host } = flow;
+                let Flow { protocol, name, at, is_by_name, is_host, host_network } = flow;
                 let names = name.as_slice();
-                let (is_host, is_by_name) = (*is_host, *is_by_name);
+                let (is_host, host_network, is_by_name) = (*is_host, *host_network, *is_by_name);
                 let to = Destination::new(*protocol, *at);
-                rules.denial(&Destination { names, is_host, is_by_name, ..to }).is_none()
+                rules
+                    .denial(&Destination { names, is_host, host_network, is_by_name, ..to })
+                    .is_none()
             }
         }
     }
@@ -261,7 +265,7 @@ mod tests {
     fn flow(name: Option<&str>, at: &str) -> What {
         let (protocol, is_by_name) = (Protocol::Tcp, name.is_some());
         let (name, at) = (name.map(str::to_owned), at.parse().unwrap());
-        What::Flow(Flow { protocol, name, at, is_by_name, is_host: false })
+        What::Flow(Flow { protocol, name, at, is_by_name, is_host: false, host_network: None })
     }
 
     #[test]
@@ -281,6 +285,7 @@ mod tests {
             at: "192.0.2.1:0".parse().unwrap(),
             is_by_name: false,
             is_host: false,
+            host_network: None,
         };
         assert_eq!(option(&What::Flow(ping)).unwrap(), "192.0.2.1");
     }

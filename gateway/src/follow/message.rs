@@ -12,10 +12,10 @@ use crate::netns::{Address, Interface};
 use crate::host::{HostNetwork, Upstream};
 
 /// Bytes of a state.
-const MOST_BYTES: usize = 256 << 10;
+const MOST_BYTES: usize = 512 << 10;
 /// Addresses of one IP version that are carried of the upstream.
 const MOST_ADDRESSES: usize = 256;
-/// Most addresses of the host in a message. The rules use them to refuse the guest the services there.
+/// Most addresses and most networks of the host in a message. The rules use them to refuse the guest the services there.
 const MOST_OWN: usize = 4096;
 const END: &[u8] = b"end\n";
 
@@ -37,6 +37,9 @@ pub fn encode(host: &HostNetwork) -> Vec<u8> {
     for own in host.addresses.iter().take(MOST_OWN) {
         let _ = writeln!(text, "own {own}");
     }
+    for (network, bits) in host.networks.iter().take(MOST_OWN) {
+        let _ = writeln!(text, "network {network} {bits}");
+    }
     for server in &host.nameservers {
         let _ = writeln!(text, "nameserver {server}");
     }
@@ -57,6 +60,7 @@ fn decode(text: &[u8]) -> Option<HostNetwork> {
         let mut words = line.split_ascii_whitespace();
         match words.next()? {
             "own" => host.addresses.push(word(&mut words)?),
+            "network" => host.networks.push((word(&mut words)?, word(&mut words)?)),
             "nameserver" => host.nameservers.push(word(&mut words)?),
             "options" => (host.attempts, host.rotates) = (word(&mut words)?, word(&mut words)?),
             "search" => host.search.push(word(&mut words)?),
@@ -170,6 +174,7 @@ mod tests {
             attempts: 3,
             rotates: true,
             addresses: ["127.0.0.1", "fe80::5"].map(|a| a.parse().unwrap()).into(),
+            networks: vec![("192.0.2.0".parse().unwrap(), 24), ("fd00::".parse().unwrap(), 64)],
         }
     }
 
@@ -202,7 +207,7 @@ mod tests {
         }
         let mut states = States::default();
         let mut endless = std::iter::repeat_with(|| states.read(&[b'x'; 4096][..]));
-        assert!(endless.by_ref().take(80).any(|came| came.is_err()), "it is bounded");
+        assert!(endless.by_ref().take(160).any(|came| came.is_err()), "it is bounded");
     }
 
     #[test]

@@ -182,6 +182,7 @@ mod tests {
             names: &[],
             claimed_names: &[],
             is_host: false,
+            host_network: None,
         }
     }
 

@@ -10,6 +10,8 @@ use crate::mapping::is_link_local;
 static METADATA: Denial = Denial(Why::Guarded("addresses of cloud metadata services"));
 static LINK_LOCAL: Denial = Denial(Why::Guarded("link-local addresses"));
 static PRIVATE: Denial = Denial(Why::Guarded("private addresses to which a name leads"));
+static NETWORK: Denial =
+    Denial(Why::Guarded("addresses of the host's own network to which a name leads"));
 static HOST: Denial = Denial(Why::Guarded("the host's own addresses"));
 
 /// Where clouds serve the credentials and the user data of a machine, and answer its DNS: AWS (EC2, ECS, EKS), and most
@@ -47,6 +49,7 @@ pub(crate) fn kind_of(
     to: IpAddr,
     is_host: bool,
     is_by_name: bool,
+    host_network: Option<(IpAddr, u8)>,
 ) -> Option<(u8, &'static Denial)> {
     let link_local = |ip: IpAddr| match ip {
         ip if !is_link_local(ip) => None,
@@ -54,7 +57,11 @@ pub(crate) fn kind_of(
         IpAddr::V6(_) => Some((LINK_LOCAL_V6, &LINK_LOCAL)),
     };
     let of_host = is_host.then_some((WHOLE, &HOST));
-    let named = || if is_by_name { forms(to).find_map(private) } else { None };
+    let network = || {
+        let (network, bits) = host_network?;
+        Some((if network.is_ipv4() { bits.saturating_add(96) } else { bits }, &NETWORK))
+    };
+    let named = || if is_by_name { forms(to).find_map(private).or_else(network) } else { None };
     of_host.or_else(|| metadata(to)).or_else(|| forms(to).find_map(link_local)).or_else(named)
 }
 
@@ -160,7 +167,7 @@ mod tests {
     #[test]
     fn private_addresses_are_guarded_where_a_name_leads_there() {
         let kind = |text: &str, is_by_name| {
-            kind_of(text.parse().unwrap(), false, is_by_name).map(|(_, denial)| denial)
+            kind_of(text.parse().unwrap(), false, is_by_name, None).map(|(_, denial)| denial)
         };
         for private in [
             "10.0.0.1",
@@ -191,8 +198,9 @@ mod tests {
 
     #[test]
     fn metadata_and_link_local_addresses_are_guarded_however_they_are_written() {
-        let kind =
-            |text: &str| kind_of(text.parse().unwrap(), false, false).map(|(_, denial)| denial);
+        let kind = |text: &str| {
+            kind_of(text.parse().unwrap(), false, false, None).map(|(_, denial)| denial)
+        };
         for metadata in [
             "169.254.169.254",
             "fd00:ec2::254",
@@ -213,6 +221,6 @@ mod tests {
             assert_eq!(kind(link_local), Some(&LINK_LOCAL), "{link_local}");
         }
         assert_eq!(kind("10.1.2.3").or(kind("2001:db8::1")), None);
-        assert_eq!(kind_of("10.1.2.3".parse().unwrap(), true, false), Some((WHOLE, &HOST)));
+        assert_eq!(kind_of("10.1.2.3".parse().unwrap(), true, false, None), Some((WHOLE, &HOST)));
     }
 }

@@ -8,7 +8,8 @@ impl Rules {
     pub fn allowed_names(&self, flow: &NewFlow<'_>) -> Option<Vec<String>> {
         let is_allowed_as = |names: &[String]| {
             let at = Destination::new(flow.protocol, flow.to);
-            self.denial(&Destination { names, is_host: flow.is_host, ..at }).is_none()
+            let (is_host, host_network) = (flow.is_host, flow.host_network);
+            self.denial(&Destination { names, is_host, host_network, ..at }).is_none()
         };
         if !self.have_names() || flow.names.is_empty() || is_allowed_as(&[]) {
             return None;

@@ -54,7 +54,8 @@ impl Case<'_> {
     /// The table of docs/gateway.md: the first row that says something about the destination, and what it says.
     fn row(&self) -> (usize, bool) {
         let has_names = !self.by_name.is_empty();
-        let private = self.to == "10.1.2.3" && self.name != ByName::None;
+        let is_private = ["10.1.2.3", "203.0.113.7"].contains(&self.to);
+        let private = is_private && self.name != ByName::None;
         let is_guarded = match (self.to, self.name) {
             ("169.254.169.254" | "169.254.9.9" | "192.0.2.77", _) => true,
             (_, ByName::Given) => private,
@@ -118,6 +119,7 @@ impl Case<'_> {
         let d = Destination {
             names: if self.name == ByName::None { &[] } else { &own },
             is_host: self.to == "192.0.2.77",
+            host_network: (self.to == "203.0.113.7").then(|| ("203.0.113.0".parse().unwrap(), 24)),
             is_by_name: self.name == ByName::Given,
             ..destination(self.to, 80)
         };
@@ -148,8 +150,9 @@ fn the_first_row_of_the_table_that_names_a_destination_decides() {
     ];
     const ANY: [&str; 4] = ["", "allow *:80", "deny *:80", "allow *:80 deny *:80"];
     const CLOSING: [&str; 4] = ["", "no-network", "deny *", "allow *"];
-    // One elsewhere, private, link-local, of a metadata service, of the host.
-    const TO: [&str; 5] = ["192.0.2.1", "10.1.2.3", "169.254.9.9", "169.254.169.254", "192.0.2.77"];
+    // One elsewhere, private, link-local, of a metadata service, of the host, of its network.
+    const TO: [&str; 6] =
+        ["192.0.2.1", "10.1.2.3", "169.254.9.9", "169.254.169.254", "192.0.2.77", "203.0.113.7"];
     let mut decided = [[0; 2]; 7];
     for (by_address, by_name, any, closing, to, name) in BY_ADDRESS
         .iter()
@@ -290,6 +293,24 @@ fn guarded_addresses_are_opened_by_a_rule_by_address_that_is_as_long() {
     let refused = of_host("allow 192.0.2.0/24", "192.0.2.1").unwrap();
     assert!(refused.starts_with("default: the host's own addresses"), "{refused}");
     assert_eq!(of_host("allow 192.0.2.1:80", "192.0.2.1"), None);
+}
+
+#[test]
+fn a_network_of_the_host_is_opened_to_a_name_by_a_prefix_that_is_as_long() {
+    let reaches = |text: &str, to: &str, network: (&str, u8), is_by_name| {
+        let names = owned(&["www.example.org"]);
+        let host_network = Some((network.0.parse().unwrap(), network.1));
+        let d = Destination { names: &names, host_network, is_by_name, ..destination(to, 80) };
+        rules(&format!("allow *\n{text}")).denial(&d).map(Denial::to_string)
+    };
+    let (v4, v6) = (("203.0.113.0", 24), ("2001:db8:7::", 64));
+    let refused = reaches("", "203.0.113.7", v4, true).unwrap();
+    assert!(refused.starts_with("default: addresses of the host's own network"), "{refused}");
+    assert!(reaches("allow 203.0.0.0/16", "203.0.113.7", v4, true).is_some());
+    assert_eq!(reaches("allow 203.0.113.0/24", "203.0.113.7", v4, true), None);
+    assert!(reaches("allow 2001:db8::/32", "2001:db8:7::9", v6, true).is_some());
+    assert_eq!(reaches("allow 2001:db8:7::/64", "2001:db8:7::9", v6, true), None);
+    assert_eq!(reaches("", "203.0.113.7", v4, false), None, "no rule names a name");
 }
 
 #[test]

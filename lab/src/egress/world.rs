@@ -30,23 +30,24 @@ const CLIENTS: &[(&str, &str)] = &[
     ("grpc_client.py", include_str!("guest/grpc_client.py")),
     ("http3_client.py", include_str!("guest/http3_client.py")),
 ];
-const HOST_ADDRESSES: [(&str, u8); 3] = [("45.10.0.1", 24), ("2a0a::1", 64), ("45.10.0.2", 24)];
-/// Of the servers, the router first: all of them are at one interface.
+/// Its link has no server, since a name must not lead there.
+const HOST_ADDRESSES: [(&str, u8); 3] = [("45.10.0.1", 29), ("2a0a::1", 125), ("45.10.0.2", 29)];
+/// The routers, of the host's link, and the servers: all of them are at one interface.
 const INTERNET_ADDRESSES: [(&str, u8); 14] = [
-    ("45.10.0.254", 24),
-    ("2a0a::fe", 64),
-    ("45.10.0.10", 24),
-    ("2a0a::10", 64),
-    ("45.10.0.66", 24),
-    ("2a0a::66", 64),
-    ("45.10.0.53", 24),
+    ("45.10.0.6", 29),
+    ("2a0a::6", 125),
+    ("45.10.0.10", 32),
+    ("2a0a::10", 128),
+    ("45.10.0.66", 32),
+    ("2a0a::66", 128),
+    ("45.10.0.53", 32),
     ("10.20.0.5", 32),
     ("fd12::5", 128),
     ("169.254.169.254", 32),
     ("fd00:ec2::254", 128),
     ("64:ff9b::a9fe:a9fe", 128),
     ("64:ff9b::a14:5", 128),
-    ("45.10.0.67", 24),
+    ("45.10.0.67", 32),
 ];
 
 /// What a program runs in.
@@ -446,7 +447,7 @@ fn connected() -> io::Result<Netns> {
         }
     }
     let index = host.if_index("uplink0")?;
-    for router in ["45.10.0.254", "2a0a::fe"] {
+    for router in ["45.10.0.6", "2a0a::6"] {
         host.netlink()?.add_route(&Route::default_through(index, address(router)?))?;
     }
     Ok(internet)

@@ -105,6 +105,7 @@ fn the_lines_of_a_flow_have_one_number_and_the_rule_that_allowed_it() {
         names: &[],
         claimed_names: &[],
         is_host: false,
+        host_network: None,
     };
     let flow = FlowStat {
         protocol: Protocol::Tcp,

@@ -2,6 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,6 +10,7 @@ use fulmar_gateway::allowance::{Allowance, Bounds};
 use fulmar_gateway::config::Config;
 use fulmar_gateway::names::Ranges;
 use fulmar_gateway::policy::{Decision, NewFlow, Policy};
+use fulmar_gateway::rules::Rules;
 use fulmar_gateway::stat::Refusal;
 use nix::sys::socket::{Backlog, listen};
 
@@ -20,6 +22,7 @@ pub const TESTS: &[Test] = &[
     ("a_name_has_an_address_that_leads_to_it_alone", a_name_has_an_address),
     ("an_address_of_the_range_that_no_name_has_is_refused", an_address_without_a_name),
     ("the_policy_decides_about_the_real_address", the_policy_decides_about_the_real_address),
+    ("a_name_does_not_lead_to_a_neighbour_of_the_host", a_name_of_a_neighbour),
     ("a_name_of_ipv6_alone_is_reached_over_ipv4", a_name_of_ipv6_alone),
     ("the_next_address_is_tried_when_the_first_refuses", the_next_address_is_tried),
     ("a_silent_address_is_passed_over_and_a_server_that_speaks_first_is_heard", a_silent_address),
@@ -228,6 +231,39 @@ fn the_policy_decides_about_the_real_address() {
     let refused = connect(&world, (metadata, 80).into()).unwrap_err();
     assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionRefused);
     assert_eq!(world.stat().totals.refusals.value(Refusal::Policy), 1);
+}
+
+/// The rules of a user who allows a name.
+struct ByRules(Rules);
+
+impl Policy for ByRules {
+    fn decide(&mut self, flow: &NewFlow<'_>) -> Decision {
+        let is_allowed = self.0.verdict_of_flow(flow, &[ip("169.254.1.1")]).denial.is_none();
+        if is_allowed { Decision::Allow } else { Decision::Deny }
+    }
+}
+
+fn a_name_of_a_neighbour() {
+    let (resolver, server) = (bound("127.0.0.1"), listening(HOST));
+    let port = server.local_addr().unwrap().port();
+    for network in ["192.0.2.0", "203.0.113.0"] {
+        let mut rules = Rules::default();
+        rules.add_file("allow *\ndeny evil.example", Path::new("/r")).unwrap();
+        let world = world(&resolver, |c| {
+            c.mapping.host_networks.push((ip(network), 24));
+            c.policy = Some(Box::new(ByRules(rules)));
+        });
+        let good = given(&world, &resolver, "good", A, &[HOST]);
+        let connected = connect(&world, (good, port).into());
+        let refused = world.stat().totals.refusals.value(Refusal::Policy);
+        match network {
+            "192.0.2.0" => {
+                assert_eq!(connected.unwrap_err().kind(), std::io::ErrorKind::ConnectionRefused);
+                assert_eq!(refused, 1);
+            }
+            _ => talks(connected.unwrap(), &server),
+        }
+    }
 }
 
 fn a_name_of_ipv6_alone() {

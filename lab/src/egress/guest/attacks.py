@@ -297,7 +297,7 @@ def multicast():
 
 
 def broadcast():
-    for to in ("255.255.255.255", "45.10.0.255"):
+    for to in ("255.255.255.255", "45.10.0.7"):
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
             sender.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
             try:

@@ -619,7 +619,7 @@ def internet():
         listen_udp(at, 53, dns, "another DNS server")
         for port in (7, 123, 443, 5000):
             listen_udp(at, port, trap_udp, "another server (UDP)")
-    for port, at in ((5353, "224.0.0.251"), (5000, "239.9.9.9"), (5000, "45.10.0.255"), (5000, "255.255.255.255")):
+    for port, at in ((5353, "224.0.0.251"), (5000, "239.9.9.9"), (5000, "45.10.0.7"), (5000, "255.255.255.255")):
         listen_udp(at, port, trap_udp, f"group {at}", at if at.startswith("2") and at != "255.255.255.255" else None)
     for at, place in [(PRIVATE, "the site"), (PRIVATE6, "the site"), (METADATA, "metadata"), (METADATA6, "metadata")]:
         listen(at, 80, trap, place)
