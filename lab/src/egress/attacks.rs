@@ -93,6 +93,20 @@ const fn attack(
     }
 }
 
+/// The folder of a policy, and a policy that opens everything.
+macro_rules! policy_line {
+    () => {
+        "id=$(echo \"$MARK\" | cut -c3-8); open='allow = [\"ok.test\", \"45.10.0.66\"]'; cd \"$W/policy-$id\"; "
+    };
+}
+
+/// A gateway takes a new policy, and then the server is asked that the first one does not allow.
+macro_rules! reload {
+    () => {
+        "; \"$FULMAR\" policy reload; sleep 0.7; curl -s -m 3 \"http://45.10.0.66/$MARK\""
+    };
+}
+
 macro_rules! by_program {
     ($name:literal) => {
         concat!("\"$PY\" \"$W/attacks.py\" ", $name)
@@ -495,6 +509,24 @@ const SYSTEM: &[Attack] = &[
     )
     .rules(&["--rules", "{folder}/rules-{id}"])
     .on_host(),
+    policy(
+        "policy-file",
+        "the file of the policy is changed, and read again",
+        &["--policy", "{folder}/policy-{id}/real.toml"],
+        concat!(policy_line!(), "echo \"$open\" > real.toml", reload!()),
+    ),
+    policy(
+        "policy-folder",
+        "another folder with another policy takes the place of the first, and is read",
+        &["--policy", "{folder}/policy-{id}/real.toml"],
+        concat!(policy_line!(), "cd ..; mv policy-$id moved-$id; mkdir policy-$id; echo \"$open\" > policy-$id/real.toml", reload!()),
+    ),
+    policy(
+        "policy-link",
+        "the symbolic link to the policy is changed, and read again",
+        &["--policy", "{folder}/policy-{id}/link.toml"],
+        concat!(policy_line!(), "rm link.toml; echo \"$open\" > link.toml", reload!()),
+    ),
 ];
 
 const fn rebinding(
@@ -513,6 +545,15 @@ const fn loopback(
     rules: &'static [&'static str],
 ) -> Attack {
     attack(name, source, what, r#"curl -s -m 3 "http://$NAME:8100/$MARK""#).rules(rules).on_host()
+}
+
+const fn policy(
+    name: &'static str,
+    what: &'static str,
+    rules: &'static [&'static str],
+    script: &'static str,
+) -> Attack {
+    attack(name, "", what, script).rules(rules).special(Special::Processes).on_host()
 }
 
 const fn frames(

@@ -354,7 +354,11 @@ fn attack_row(
         return Ok(row(&format!("not tried: no {program}"), None, ""));
     }
     let mut rules = attack.rules.to_vec();
-    if !rules.contains(&"--rules") {
+    if attack.rules.contains(&"--policy") && !world.knows("--policy") {
+        return Ok(row("not tried: this fulmar has no --policy", None, ""));
+    }
+    // A policy and a file of rules exclude each other.
+    if !rules.contains(&"--rules") && !rules.contains(&"--policy") {
         rules.extend(["--rules", "/dev/null"]);
     }
     if is_strict && matches!(attack.special, Special::Strict | Special::Inherits) {
@@ -376,6 +380,15 @@ fn attack_row(
     Ok(row(&result, real, &control))
 }
 
+/// Files of rules for the attacks on them.
+fn write_rules(world: &World, id: &str) -> io::Result<()> {
+    fs::write(world.path(&format!("rules-{id}")), format!("allow {ALLOWED}\n"))?;
+    let folder = world.path(&format!("policy-{id}"));
+    fs::create_dir(&folder)?;
+    fs::write(folder.join("real.toml"), format!("allow = [\"{ALLOWED}\"]\n"))?;
+    std::os::unix::fs::symlink("real.toml", folder.join("link.toml"))
+}
+
 /// On the host there is no gateway: the control run attacks a process of the same user by that name.
 const VICTIM: &str = "cp \"$(command -v sleep)\" fulmar-victim; unshare --user --map-root-user --net ./fulmar-victim 5 & \
      sleep 0.3; ";
@@ -387,7 +400,7 @@ fn attempt(world: &World, attack: &Attack, options: Option<&[&str]>) -> io::Resu
     let folder = world.path("").display().to_string();
     let filled = |text: &&str| text.replace("{id}", id).replace("{folder}/", &folder);
     let options: Option<Vec<String>> = options.map(|all| all.iter().map(filled).collect());
-    fs::write(world.path(&format!("rules-{id}")), format!("allow {ALLOWED}\n"))?;
+    write_rules(world, id)?;
     let inside = options.as_deref().map_or(Inside::Host, Inside::Fulmar);
     let as_user = match attack.special {
         Special::Capabilities => As::Capable,

@@ -405,6 +405,7 @@ impl World {
             .env("NODE_PATH", self.tools.join("node_modules"))
             .env("PY", self.python())
             .env("W", &self.folder)
+            .env("FULMAR", &self.fulmar)
             .env("MARK", mark);
         if let Some(name) = name {
             command.env("NAME", name);
