@@ -103,7 +103,9 @@ macro_rules! policy_line {
 /// A gateway takes a new policy, and then the server is asked that the first one does not allow.
 macro_rules! reload {
     () => {
-        "; \"$FULMAR\" policy reload; sleep 0.7; curl -s -m 3 \"http://45.10.0.66/$MARK\""
+        "; \"$FULMAR\" policy reload; for p in $(ls /proc | grep -x '[0-9]*'); do if [ -n \"$OWN_PROCESSES\" ] && \
+         [ \"$p\" != 1 ] && grep -qx fulmar /proc/$p/comm; then kill -HUP $p; fi; done 2>/dev/null; sleep 0.7; \
+         curl -s -m 3 \"http://45.10.0.66/$MARK\""
     };
 }
 
