@@ -65,7 +65,8 @@ pub fn run(options: &Options, isolated: io::Result<()>) -> io::Result<Report> {
     isolated?;
     let started = Instant::now();
     let given = options.fulmar.iter().map(|file| ("fulmar".to_owned(), file.clone())).collect();
-    let world = World::new(Programs { given }.find("fulmar")?)?;
+    let world = World::new(Programs { given }.find("fulmar")?.canonicalize()?)?;
+    check_start(&world)?;
     let mut report = Report {
         name: "egress".to_owned(),
         title: "What passes the rules of fulmar run".to_owned(),
@@ -80,6 +81,20 @@ pub fn run(options: &Options, isolated: io::Result<()>) -> io::Result<Report> {
         add_numbers(&mut report, options, &world)?;
     }
     Ok(report)
+}
+
+/// A run that does not start would refuse every attack.
+fn check_start(world: &World) -> io::Result<()> {
+    let options = ["--rules", "/dev/null", "--allow", ALLOWED].map(str::to_owned);
+    for as_user in [As::User, As::Capable, As::AmongOwnProcesses, As::Heir] {
+        let words = world.words(&Inside::Fulmar(&options), as_user, "echo egress-ok")?;
+        let said = world.run(&words, PATIENCE, "", None)?;
+        if !said.output.contains("egress-ok") {
+            let why = last_line(&said.output);
+            return Err(io::Error::other(format!("`fulmar run` does not start here: {why}")));
+        }
+    }
+    Ok(())
 }
 
 /// Does `work` for each of `all` on a few threads; the results are in the order of `all`.
