@@ -349,7 +349,8 @@ impl World {
             "network": { "allowedDomains": names, "deniedDomains": [] },
             "filesystem": { "denyRead": [], "allowWrite": [self.folder, "/tmp"], "denyWrite": [] },
         });
-        let file = self.path(&format!("srt-{}.json", names.join("+")));
+        // One for each run: others read theirs meanwhile.
+        let file = self.path(&format!("srt-{}.json", self.next.fetch_add(1, Ordering::Relaxed)));
         fs::write(&file, settings.to_string())?;
         Ok(file.display().to_string())
     }
