@@ -1,8 +1,9 @@
 //! `fulmar policy`: policy files, read as `fulmar run --policy` reads them.
 
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, Read, Seek, Write};
 use std::net::{IpAddr, SocketAddr};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::str::FromStr;
@@ -135,19 +136,43 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
 /// # Errors
 /// A sentence: the file cannot be read.
 pub fn read_text(path: &Path) -> Outcome<String> {
+    let file = File::open(path).map_err(|e| Failure::file("cannot read the policy", path, &e))?;
+    read_open(&file, path)
+}
+
+/// The same of a file that was opened before. Another file at the path is refused: the program can put one there.
+///
+/// # Errors
+/// A sentence: the file cannot be read, or is another one.
+pub fn read_again(file: &File, path: &Path) -> Outcome<String> {
+    let id = |m: std::fs::Metadata| (m.dev(), m.ino());
+    let (own, there) = (file.metadata().map(id), std::fs::metadata(path).map(id));
+    if !matches!((own, there), (Ok(own), Ok(there)) if own == there) {
+        return Err(Failure::new(format!(
+            "{} is another file than at the start, which the program may have put there; write a new policy into the \
+             file itself, as `cat NEW > {}` does",
+            path.display(),
+            path.display()
+        )));
+    }
+    (&*file).rewind().during("cannot read the policy again")?;
+    read_open(file, path)
+}
+
+fn read_open(mut file: &File, path: &Path) -> Outcome<String> {
     let failed = |e: &io::Error| Failure::file("cannot read the policy", path, e);
-    let file = File::open(path).map_err(|e| failed(&e))?;
     let state = |file: &File| file.metadata().map(|m| (m.is_file(), m.len(), m.modified().ok()));
-    let before = state(&file).map_err(|e| failed(&e))?;
+    let before = state(file).map_err(|e| failed(&e))?;
     if !before.0 {
         let what = "not a regular file; the policy is read more than once";
         return Err(Failure::new(format!("cannot read the policy {}: {what}", path.display())));
     }
     let mut bytes = Vec::new();
-    (&file).take(MOST_BYTES as u64 + 1).read_to_end(&mut bytes).map_err(|e| failed(&e))?;
-    if state(&file).map_err(|e| failed(&e))? != before {
+    let mut limited = (&mut file).take(MOST_BYTES as u64 + 1);
+    limited.read_to_end(&mut bytes).map_err(|e| failed(&e))?;
+    if state(file).map_err(|e| failed(&e))? != before {
         return Err(Failure::new(format!(
-            "the policy {} changed while it was read; write a new file and rename it",
+            "the policy {} changed while it was read; try again",
             path.display()
         )));
     }

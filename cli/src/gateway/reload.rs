@@ -6,7 +6,8 @@
 //!                   └── the text, or an error ─┘
 //! ```
 //!
-//! The gateway keeps its rules if the file has an error. The reader ends with the gateway, whose end closes the pipe.
+//! The file is opened before the program starts, and only this file is read again: the program, which has the same user,
+//! can put another one in its place, but not write to it. The gateway keeps its rules if the file has an error. The reader ends with the gateway, whose end closes the pipe.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -23,7 +24,7 @@ use nix::sys::signal::{SigSet, Signal};
 use super::detach;
 use super::log::Log;
 use super::plan::Plan;
-use crate::failure::{Failure, Outcome};
+use crate::failure::{During, Failure, Outcome};
 use crate::policy;
 use crate::run::{self, Wanted};
 
@@ -31,6 +32,8 @@ use crate::run::{self, Wanted};
 const IGNORED: [Signal; 3] = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP];
 /// A message: whether it is a text or an error, its length, its bytes.
 const HEADER_BYTES: usize = 5;
+/// The byte that precedes all messages: the file is open.
+const OPENED: u8 = 2;
 const TEXT: u8 = 0;
 const ERROR: u8 = 1;
 /// Bytes of one read.
@@ -44,10 +47,12 @@ pub fn read_on_request(path: &Path) -> Outcome<ExitCode> {
     let _ = nix::unistd::setsid();
     let _ = IGNORED.into_iter().collect::<SigSet>().thread_block();
     let _ = nix::sys::prctl::set_dumpable(false);
+    let file = File::open(path).map_err(|e| Failure::file("cannot read the policy", path, &e))?;
     contain::contain_reader().map_err(|e| Failure::new(e.to_string()))?;
     let (mut asked, mut out) = (io::stdin(), io::stdout());
+    out.write_all(&[OPENED]).and_then(|()| out.flush()).during("cannot answer the gateway")?;
     while asked.read(&mut [0; 64]).is_ok_and(|bytes| bytes > 0) {
-        let (kind, text) = match policy::read_text(path) {
+        let (kind, text) = match policy::read_again(&file, path) {
             Ok(text) => (TEXT, text),
             Err(failure) => (ERROR, failure.to_string()),
         };
@@ -71,7 +76,11 @@ pub fn start(plan: &Plan, log: &Log) -> Option<Reader> {
     plan.reload.as_ref()?;
     let failed = |e: &Failure| log.fail(&format!("cannot read a new policy later: {e}"));
     let (ask, answers) = detach::start_policy_reader().inspect_err(failed).ok()?;
-    Some(Reader { ask: File::from(ask), answers })
+    let mut answers = File::from(answers);
+    // Before the program starts, which could replace the file.
+    let opened = answers.read_exact(&mut [OPENED]).during("it has not opened the file");
+    opened.inspect_err(failed).ok()?;
+    Some(Reader { ask: File::from(ask), answers: answers.into() })
 }
 
 impl Reader {

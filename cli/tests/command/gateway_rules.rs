@@ -81,11 +81,7 @@ fn a_new_policy_resets_what_it_denies_and_one_with_an_error_changes_nothing() {
         let home = Scratch::new("reload");
         fs::create_dir_all(&home.0).unwrap();
         let policy = home.0.join("agent.toml");
-        let write = |text: &str| {
-            let new = home.0.join("new");
-            fs::write(&new, text).unwrap();
-            fs::rename(&new, &policy).unwrap();
-        };
+        let write = |text: &str| fs::write(&policy, text).unwrap();
         write(&format!("allow = [\"{own}\"]\n"));
         let connect = format!("exec 3<>/dev/tcp/{own}/{port}");
         let script = format!(
@@ -109,6 +105,11 @@ fn a_new_policy_resets_what_it_denies_and_one_with_an_error_changes_nothing() {
         };
         write("alow = []\n");
         reload("agent.toml:1:1: unknown key `alow`; did you mean `allow`?");
+        // The program could do so, too.
+        fs::rename(&policy, home.0.join("aside")).unwrap();
+        write("allow = [\"192.0.2.1\"]\n");
+        reload("is another file than at the start");
+        fs::rename(home.0.join("aside"), &policy).unwrap();
         connection.write_all(b"still here\n").unwrap();
         write("allow = [\"192.0.2.1\"]\n");
         reload("the policy was read again");
