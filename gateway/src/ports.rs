@@ -427,7 +427,8 @@ mod tests {
         for (spec, what) in [
             ("50:192.0.2.5/60", "an address to bind, such as 0.0.0.0/ before the ports"),
             ("50:192.0.2.5", "an address to bind, such as 0.0.0.0/"),
-            ("50:fd00::5/60", "an address to bind, such as [::]/"),
+            // Without brackets it would be the address to bind.
+            ("50:[fd00::5]/60", "an address to bind, such as [::]/"),
             ("::1/50:192.0.2.5/60", "differ in their IP version"),
             ("0.0.0.0/50:192.0.2/60", "invalid IP address `192.0.2`"),
             ("0.0.0.0/50:192.0.2.5/", "invalid port ``"),
