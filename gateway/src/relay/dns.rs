@@ -22,6 +22,8 @@ mod flow;
 mod given;
 mod lookups;
 pub(crate) mod message;
+pub(crate) mod ruling;
+mod servers;
 mod streams;
 
 use std::collections::{HashMap, VecDeque};
@@ -43,12 +45,13 @@ use super::host_socket::{self, DatagramError, Failure};
 use super::{Context, canonical};
 use crate::config::Limits;
 use crate::names::messages;
-use crate::names::messages::{Reply, reply};
 use crate::policy::Protocol;
 use crate::stat::{FlowStat, Refusal};
 use flow::{Flow, Ids, is_without_descriptor};
 use lookups::Lookups;
 use message::{Code, Question, Unusual};
+use ruling::{Ruling, messages_of, rule};
+use servers::{FailedServers, Guesses};
 use streams::Streams;
 
 /// How long a server has before the next one is asked.
@@ -56,8 +59,6 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// How long the last server has to answer when an earlier one has failed. After that the guest gets the failed server's
 /// answer.
 const LAST_PATIENCE: Duration = Duration::from_secs(4);
-/// How long a server that has failed is asked last.
-const FAILED: Duration = Duration::from_secs(30);
 /// The port of DNS.
 const PORT: u16 = 53;
 /// Most bytes of a question.
@@ -68,11 +69,6 @@ const TAKEN_PER_TURN: usize = 16;
 const LOOKED_AT: usize = 16;
 /// Most late answers of a flow that are expected.
 const MOST_LATE: usize = 4;
-/// Messages of one run that are taken.
-const MOST_MESSAGES: usize = 128;
-/// Datagrams in one second that came for outstanding questions and answer none: more are taken for guesses at an answer.
-const MOST_GUESSES: u32 = 32;
-const GUESSES_WITHIN: Duration = Duration::from_secs(1);
 
 /// The guest's end and the resolver as the guest knows it.
 type Key = (SocketAddr, SocketAddr);
@@ -106,45 +102,6 @@ pub(crate) struct Taken {
     pub messages: usize,
     /// A flow could not begin for lack of a descriptor.
     pub lacks_descriptor: bool,
-}
-
-/// Servers that are asked last, and until when.
-#[derive(Default)]
-struct FailedServers(Vec<(SocketAddr, Instant)>);
-
-impl FailedServers {
-    fn add(&mut self, server: SocketAddr, now: Instant) {
-        self.0.retain(|(other, until)| *other != server && *until > now);
-        self.0.push((server, now + FAILED));
-    }
-
-    fn remove(&mut self, server: SocketAddr) {
-        self.0.retain(|(other, _)| *other != server);
-    }
-
-    fn last(&self, mut servers: Addresses, now: Instant) -> Addresses {
-        let has_failed = |s: &SocketAddr| self.0.iter().any(|(f, until)| f == s && *until > now);
-        servers.sort_by_key(has_failed);
-        servers
-    }
-}
-
-/// Counts datagrams that may be guesses at an answer.
-#[derive(Default)]
-struct Guesses {
-    since: Option<Instant>,
-    count: u32,
-}
-
-impl Guesses {
-    /// Counts one. True: there are too many.
-    fn count(&mut self, now: Instant) -> bool {
-        if self.since.is_none_or(|since| since + GUESSES_WITHIN <= now) {
-            (self.since, self.count) = (Some(now), 0);
-        }
-        self.count += 1;
-        self.count > MOST_GUESSES
-    }
 }
 
 impl Dns {
@@ -226,18 +183,6 @@ impl Dns {
         let of_guest = self.flows.iter().filter(|(_, flow)| (flow.guest, flow.peer) != given::OWN);
         of_guest.map(move |(_, flow)| flow.stat(now))
     }
-}
-
-/// The messages of a datagram or run.
-fn messages_of(d: &Datagram) -> impl Iterator<Item = Vec<u8>> + '_ {
-    let each = d.segment_bytes.map_or(usize::MAX, |each| usize::from(each.max(1)));
-    (0..d.payload.len().max(1)).step_by(each).take(MOST_MESSAGES).map(move |at| {
-        let length = d.payload.len().saturating_sub(at).min(each);
-        let mut bytes = vec![0; length];
-        let n = d.payload.copy_to(at, &mut bytes);
-        bytes.truncate(n);
-        bytes
-    })
 }
 
 impl Dns {
@@ -630,90 +575,4 @@ fn report(cx: &mut Context<'_>, (guest, peer): Key, bytes: &[u8], failure: Failu
     let Some(error) = failure.error(peer.is_ipv4()) else { return };
     let about = InvokingPacket::datagram(guest, peer, bytes, bytes.len());
     cx.stack.icmp().send_error(cx.now, &about, error, None);
-}
-
-/// What the policy decides about a message of the guest.
-pub(crate) enum Ruling {
-    /// It may pass. `None`: it is not one plain question.
-    Pass(Option<Question>),
-    /// It may not; the guest gets this answer.
-    Answer(Vec<u8>),
-    /// It may not, and it has no answer.
-    Drop,
-}
-
-/// The policy's ruling on a message that was read so.
-fn rule(cx: &Context<'_>, bytes: &[u8], read: Result<Question, Unusual>) -> Ruling {
-    let is_odd = |question: &Question| !message::is_host_name(&question.name);
-    let read = match read {
-        Ok(question) if cx.settings.policy.reads_names() && is_odd(&question) => {
-            Err(Unusual::Wrong(Code::REFUSED))
-        }
-        read => read,
-    };
-    let asked = read.as_ref().ok().map(|q| (q.name.as_str(), q.kind));
-    if cx.settings.policy.allows_name(asked) {
-        return Ruling::Pass(read.ok());
-    }
-    let answer = match read {
-        Ok(_) => {
-            reply(bytes, Reply::Blocked).or_else(|| message::answer_with(Code::REFUSED, bytes))
-        }
-        Err(Unusual::Wrong(code)) => message::answer_with(code, bytes),
-        Err(Unusual::Unanswerable) => None,
-    };
-    answer.map_or(Ruling::Drop, Ruling::Answer)
-}
-
-/// The ruling on a datagram, or a run of them, to a DNS server of the guest's choice: that on the first message that may
-/// not pass.
-pub(crate) fn ruling_on_run(cx: &Context<'_>, d: &Datagram) -> Ruling {
-    if !cx.settings.policy.reads_names() || !cx.settings.mapping.is_dns(canonical(d.dst)) {
-        return Ruling::Pass(None);
-    }
-    let mut rulings = messages_of(d).map(|bytes| rule(cx, &bytes, message::parse_question(&bytes)));
-    rulings.find(|r| !matches!(r, Ruling::Pass(_))).unwrap_or(Ruling::Pass(None))
-}
-
-/// Reads an answer of a DNS server of the guest's choice, which is not trusted.
-pub(crate) fn learn_claim(cx: &Context<'_>, bytes: &[u8]) {
-    if let Some(question) = message::question(bytes) {
-        let addresses = message::addresses(bytes, &question);
-        cx.settings.policy.learn_claim(&question.name, &addresses);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_server_that_has_failed_is_asked_last_for_a_while() {
-        let at = |text: &str| text.parse::<SocketAddr>().unwrap();
-        let servers: Addresses =
-            ["192.0.2.1:53", "192.0.2.2:53", "[::1]:53"].map(at).into_iter().collect();
-        let mut failed = FailedServers::default();
-        failed.add(servers[0], Instant::ZERO);
-        let later = Instant::ZERO + FAILED;
-        let before = Instant::ZERO + Duration::from_secs(1);
-        let last = failed.last(servers.clone(), before);
-        assert_eq!(last[..], [servers[1], servers[2], servers[0]]);
-        assert_eq!(failed.last(servers.clone(), later), servers);
-        failed.remove(servers[0]);
-        assert_eq!(failed.last(servers.clone(), before), servers);
-        for n in 0..1000 {
-            failed.add(servers[n % 3], before);
-        }
-        assert_eq!(failed.0.len(), 3);
-    }
-
-    #[test]
-    fn guesses_are_too_many_within_a_second_only() {
-        let mut guesses = Guesses::default();
-        let count =
-            |guesses: &mut Guesses, now| (0..MOST_GUESSES).filter(|_| guesses.count(now)).count();
-        assert_eq!(count(&mut guesses, Instant::ZERO), 0);
-        assert!(guesses.count(Instant::ZERO));
-        assert_eq!(count(&mut guesses, Instant::ZERO + GUESSES_WITHIN), 0);
-    }
 }

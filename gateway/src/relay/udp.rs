@@ -415,7 +415,7 @@ fn deliver<'a>(cx: &mut Context<'_>, socket: SlotId, flow: &mut Flow, runs: &[Ru
         let messages = runs.iter().flat_map(|(bytes, each)| {
             bytes.chunks(each.map_or(usize::MAX, |n| usize::from(n.max(1))))
         });
-        messages.for_each(|message| dns::learn_claim(cx, message));
+        messages.for_each(|message| dns::ruling::learn_claim(cx, message));
     }
     let bytes: usize = runs.iter().map(|(bytes, _)| bytes.len()).sum();
     let datagrams = runs.iter().map(|(bytes, each)| flow::count_of(bytes.len(), *each));

@@ -8,8 +8,8 @@ use fulmar_stack::udp::Datagram;
 use nix::errno::Errno;
 use std::task::Poll;
 
-use super::super::dns::Ruling;
-use super::super::{Context, canonical, dns, host_socket};
+use super::super::dns::ruling::{self, Ruling};
+use super::super::{Context, canonical, host_socket};
 use super::Udp;
 use super::flow::{self, Flow};
 use crate::policy::Protocol;
@@ -89,7 +89,7 @@ impl Udp {
     /// denies one, whole.
     fn refuse_names(&mut self, cx: &mut Context<'_>, joined: &mut Vec<Datagram>) {
         joined.retain_mut(|d| {
-            let ruling = dns::ruling_on_run(cx, d);
+            let ruling = ruling::ruling_on_run(cx, d);
             if let Ruling::Pass(_) = ruling {
                 return true;
             }

@@ -5,6 +5,7 @@
 mod change;
 mod dns;
 mod errnos;
+mod first_bytes;
 mod mapping;
 mod memory;
 mod names;
@@ -59,6 +60,7 @@ pub fn main() {
             .chain(shares::TESTS)
             .chain(dns::TESTS)
             .chain(names::TESTS)
+            .chain(first_bytes::TESTS)
             .chain(upstream::TESTS)
             .chain(trouble::TESTS)
             .chain(errnos::TESTS)
