@@ -11,6 +11,7 @@ use fulmar_stack::base::{Duration, Instant};
 const BURST: Duration = Duration::from_millis(100);
 /// The least that a connection waits for, bytes: it is not woken for single ones.
 const LEAST_BYTES: u64 = 4096;
+const SECOND: u128 = 1_000_000_000;
 
 /// The bounds of an [`Allowance`]; `None`: no bound.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -30,8 +31,8 @@ pub struct Allowance {
     bounds: Bounds,
     open: AtomicUsize,
     bytes: AtomicU64,
-    /// Bytes that may move now, and since when that is so.
-    bucket: Mutex<(u64, Option<Instant>)>,
+    /// Bytes that may move now, below zero where a datagram has taken more, and since when that is so.
+    bucket: Mutex<(i64, Option<Instant>)>,
 }
 
 /// What may move now.
@@ -92,12 +93,26 @@ impl Permit {
         let mut bucket = bucket.lock().unwrap_or_else(PoisonError::into_inner);
         let saved = refill(&mut bucket, rate, now);
         let least = LEAST_BYTES.min(wanted as u64).min(left);
-        if saved >= least {
+        if let Ok(saved) = u64::try_from(saved)
+            && saved >= least
+        {
             return May::Move(wanted.min(usize::try_from(saved.min(left)).unwrap_or(usize::MAX)));
         }
-        let missing = u128::from(least - saved) * 1_000_000_000;
+        let missing = u128::from(least.saturating_add_signed(saved.saturating_neg())) * SECOND;
         let ns = missing.div_ceil(u128::from(rate.max(1)));
         May::Wait(now + Duration::from_nanos(u64::try_from(ns).unwrap_or(u64::MAX / 2)))
+    }
+
+    /// Whether a datagram may pass now, which is counted then.
+    pub(crate) fn may_pass(&self, now: Instant, bytes: usize) -> bool {
+        let bounds = &self.0.bounds;
+        let is_within = |most| self.0.bytes.load(Relaxed).saturating_add(bytes as u64) <= most;
+        let may = bounds.bytes.is_none_or(is_within)
+            && matches!(self.may_move(now, bytes.max(1)), May::Move(_));
+        if may {
+            self.moved(bytes);
+        }
+        may
     }
 
     /// Counts bytes that have moved.
@@ -108,23 +123,22 @@ impl Permit {
         }
         if bounds.bytes_per_second.is_some() {
             let mut bucket = bucket.lock().unwrap_or_else(PoisonError::into_inner);
-            bucket.0 = bucket.0.saturating_sub(moved as u64);
+            bucket.0 = bucket.0.saturating_sub(i64::try_from(moved).unwrap_or(i64::MAX));
         }
     }
 }
 
 /// Adds what the rate has brought since the last time. The time that has brought no whole byte yet is kept.
-fn refill(bucket: &mut (u64, Option<Instant>), rate: u64, now: Instant) -> u64 {
-    const SECOND: u128 = 1_000_000_000;
-    let most = (u128::from(rate) * BURST.as_nanos() / SECOND) as u64;
-    let most = most.max(LEAST_BYTES);
+fn refill(bucket: &mut (i64, Option<Instant>), rate: u64, now: Instant) -> i64 {
+    let of = |ns: u128| i64::try_from(u128::from(rate) * ns / SECOND).unwrap_or(i64::MAX);
+    let most = of(BURST.as_nanos()).max(LEAST_BYTES as i64);
     let (saved, since) = bucket;
     let Some(last) = *since else {
         (*saved, *since) = (most, Some(now));
         return most;
     };
-    let gained = (u128::from(rate) * now.since(last).as_nanos() / SECOND) as u64;
-    let took = u128::from(gained) * SECOND / u128::from(rate.max(1));
+    let gained = of(now.since(last).as_nanos());
+    let took = gained.unsigned_abs() as u128 * SECOND / u128::from(rate.max(1));
     *saved = saved.saturating_add(gained).min(most);
     *since = Some(if *saved == most { now } else { last + Duration::from_nanos(took as u64) });
     *saved
@@ -179,6 +193,22 @@ mod tests {
         }
         let burst = rate / 10;
         assert!((2 * rate..=2 * rate + burst + LEAST_BYTES).contains(&moved), "{moved}");
+    }
+
+    #[test]
+    fn datagrams_larger_than_the_burst_pass_at_the_rate() {
+        let rate = 100_000;
+        let own = permit(Bounds { bytes_per_second: Some(rate), ..Bounds::default() });
+        let run = 60_000;
+        let passed = (0..10_000)
+            .filter(|ms| own.may_pass(Instant::ZERO + Duration::from_millis(*ms), run))
+            .count();
+        // Ten seconds, and what the last one has borrowed.
+        let bytes = passed * run;
+        assert!((900_000..=1_000_000 + 10_000 + run).contains(&bytes), "{bytes}");
+        let few = permit(Bounds { bytes: Some(100), ..Bounds::default() });
+        assert!(few.may_pass(Instant::ZERO, 60) && !few.may_pass(Instant::ZERO, 60));
+        assert!(few.may_pass(Instant::ZERO, 40));
     }
 
     #[test]

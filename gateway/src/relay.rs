@@ -159,6 +159,11 @@ pub(crate) struct Names {
 }
 
 impl Names {
+    /// The first of them.
+    pub(crate) fn first(&self) -> Option<&str> {
+        self.allowed.first().map(|name| &**name)
+    }
+
     /// What the first bytes may ask for.
     pub(crate) fn expected(&self, port: u16, encrypted_hello: EncryptedHello) -> Expected {
         Expected::new(self.allowed.iter().map(|name| &**name), port)
@@ -312,11 +317,16 @@ impl Context<'_> {
         &self,
         protocol: Protocol,
         ends: &Endpoints,
-        names: Option<&Names>,
+        name: Option<&str>,
     ) -> Result<Option<Permit>, (Failure, Refusal)> {
-        let Endpoints { guest: from, peer: to, host: leads_to } = *ends;
-        let given = names.filter(|_| self.settings.names.are_given());
-        let name = given.and_then(|names| names.allowed.first()).map(|name| &**name);
+        let Endpoints { guest: from, peer: to, host } = *ends;
+        let name = name.filter(|_| self.settings.names.are_given());
+        // The proxy is not the destination.
+        let leads_to = match self.settings.upstream {
+            Some(_) if name.is_some() => to,
+            Some(_) => self.settings.mapping.target(to).unwrap_or(to),
+            None => host,
+        };
         let wanted = self.new_flow(protocol, (from, to), leads_to, name);
         let Some(allowance) = self.settings.policy.allowance(&wanted) else { return Ok(None) };
         let full = (denied(protocol), Refusal::Allowance);

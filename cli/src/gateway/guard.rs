@@ -141,8 +141,16 @@ impl Policy for RulesPolicy {
         if let Some(audit) = &mut self.audit {
             audit.refused(flow, why, denied.as_ref().map(|denied| denied.by.as_str().into()));
         }
-        if let (Some(refused), Some(denied)) = (&self.refused, denied) {
+        let Some(refused) = &self.refused else { return };
+        if let Some(denied) = denied {
             refused.add(&self.rules, What::Flow(denied.what), &denied.by);
+        }
+        if why == Refusal::Allowance {
+            let NewFlow { protocol, to: at, is_host, .. } = *flow;
+            let name = flow.name.or(flow.names.first().map(String::as_str)).map(str::to_owned);
+            let (is_by_name, host_network) = (false, flow.host_network);
+            let what = Flow { protocol, name, at, is_by_name, is_host, host_network };
+            refused.add(&self.rules, What::Contradicted(what), "a limit of its rule is reached");
         }
     }
 

@@ -92,6 +92,10 @@ impl Default for Chunks {
 }
 
 impl Chunks {
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.trailers.held.capacity()
+    }
+
     /// Takes bytes of the body.
     ///
     /// # Errors

@@ -66,7 +66,7 @@ pub(super) fn check(expected: &Expected, message: &[u8]) -> Result<Hello, Refusa
             SERVER_NAME if names.is_some() => return Err(Reason::TlsUnreadable.into()),
             SERVER_NAME => names = Some(content),
             EARLY_DATA => hello.offers_early_data = true,
-            SUPPORTED_VERSIONS => hello.may_be_repeated = offers_tls_1_3(content),
+            SUPPORTED_VERSIONS => hello.may_be_repeated |= offers_tls_1_3(content),
             ENCRYPTED_CLIENT_HELLO | ENCRYPTED_SERVER_NAME
                 if expected.encrypted_hello == EncryptedHello::Refuse =>
             {
@@ -92,7 +92,7 @@ fn offers_tls_1_3(list: &[u8]) -> bool {
             return true;
         }
     }
-    false
+    !rest.is_empty()
 }
 
 /// The extensions of a ClientHello's body, if every length fits. A body without any has none.

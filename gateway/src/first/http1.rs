@@ -116,7 +116,11 @@ impl Reader {
 
     pub(super) fn memory_bytes(&self) -> usize {
         let answer = self.answer.as_ref().map_or(0, Answer::memory_bytes);
-        self.head.held.capacity() + self.waiting.capacity() + answer
+        let trailers = match &self.at {
+            At::Chunks(chunks) => chunks.memory_bytes(),
+            At::Head | At::Length(_) | At::Waiting => 0,
+        };
+        self.head.held.capacity() + self.waiting.capacity() + answer + trailers
     }
 
     /// Whether the host's answer has to be read.

@@ -288,8 +288,15 @@ impl List {
             return Err(Reason::Http2Unreadable.into());
         }
         match name {
+            // A proxy to HTTP/1 writes both into a request line.
+            b":method" if !value.iter().copied().all(is_token) => {
+                return Err(Reason::Http2Unreadable.into());
+            }
             b":method" => self.is_connect = value.eq_ignore_ascii_case(b"CONNECT"),
-            b":path" => self.is_path = value.first() == Some(&b'/') || value == b"*",
+            b":path" => {
+                let is_path = value.first() == Some(&b'/') || value == b"*";
+                self.is_path = is_path && value.iter().all(|b| *b > b' ' && *b != 0x7f);
+            }
             _ => {}
         }
         Ok(())

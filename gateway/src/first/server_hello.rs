@@ -11,8 +11,10 @@ const RETRY: [u8; 32] = [
     0xcf, 0x21, 0xad, 0x74, 0xe5, 0x9a, 0x61, 0x11, 0xbe, 0x1d, 0x8c, 0x02, 0x1e, 0x65, 0xb8, 0x91,
     0xc2, 0xa2, 0x11, 0x16, 0x7a, 0xbb, 0x8c, 0x5e, 0x07, 0x9e, 0x09, 0xe2, 0xc8, 0xa8, 0x33, 0x9c,
 ];
-/// PostgreSQL's answers to the question for TLS or GSSAPI, which may come behind the ClientHello.
+/// PostgreSQL's answers to the questions for TLS and GSSAPI, which may come behind the ClientHello.
 const OF_POSTGRES: [u8; 3] = [b'S', b'N', b'G'];
+/// The types of records of TLS.
+const TYPES: std::ops::RangeInclusive<u8> = 20..=23;
 
 /// What the host answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,7 +28,10 @@ pub(super) enum Answered {
 /// The answer so far.
 #[derive(Default)]
 pub(super) struct Answer {
-    has_begun: bool,
+    /// Answers of PostgreSQL that may come first.
+    questions: u8,
+    /// It is not TLS: the guest's next bytes wait, and are refused if the guest does not give up.
+    is_other: bool,
     /// Of a record.
     header: Vec<u8>,
     /// Bytes of the record that have not come.
@@ -35,13 +40,23 @@ pub(super) struct Answer {
 }
 
 impl Answer {
+    /// Behind questions of PostgreSQL.
+    pub(super) fn behind(questions: u8) -> Self {
+        Answer { questions, ..Answer::default() }
+    }
+
     /// Takes bytes of the host.
     pub(super) fn read(&mut self, bytes: &[u8]) -> Option<Answered> {
         bytes.iter().find_map(|byte| self.take(*byte))
     }
 
     fn take(&mut self, byte: u8) -> Option<Answered> {
-        if !std::mem::replace(&mut self.has_begun, true) && OF_POSTGRES.contains(&byte) {
+        if self.is_other {
+            return None;
+        }
+        let is_first = self.header.is_empty() && self.message.is_empty() && self.missing == 0;
+        if is_first && self.questions > 0 && OF_POSTGRES.contains(&byte) {
+            self.questions -= 1;
             return None;
         }
         if self.missing > 0 {
@@ -56,8 +71,13 @@ impl Answer {
             return self.decide();
         }
         self.header.push(byte);
-        if !matches!(self.header.first(), Some(&ALERT | &HANDSHAKE)) {
-            return Some(Answered::Other);
+        match self.header.first() {
+            Some(&ALERT | &HANDSHAKE) => {}
+            Some(kind) if TYPES.contains(kind) => return Some(Answered::Other),
+            _ => {
+                self.is_other = true;
+                return None;
+            }
         }
         if let [_, _, _, a, b] = *self.header {
             self.missing = usize::from(u16::from_be_bytes([a, b]));
@@ -95,7 +115,11 @@ pub(in crate::first) mod tests {
     }
 
     fn read(parts: &[&[u8]]) -> Option<Answered> {
-        let mut answer = Answer::default();
+        read_behind(0, parts)
+    }
+
+    fn read_behind(questions: u8, parts: &[&[u8]]) -> Option<Answered> {
+        let mut answer = Answer::behind(questions);
         parts.concat().iter().find_map(|byte| answer.read(&[*byte]))
     }
 
@@ -109,13 +133,17 @@ pub(in crate::first) mod tests {
         assert_eq!(Answer::default().read(&retry), Some(Answered::Retry));
         let warning = [ALERT, 3, 3, 0, 2, 1, 112];
         assert_eq!(read(&[&warning, &warning, &retry]), Some(Answered::Retry));
-        assert_eq!(read(&[b"S", &retry]), Some(Answered::Retry));
+        assert_eq!(read_behind(1, &[b"S", &retry]), Some(Answered::Retry));
+        assert_eq!(read_behind(2, &[b"NS", &retry]), Some(Answered::Retry));
         let in_pieces: Vec<u8> =
             retry[5..].iter().flat_map(|byte| [HANDSHAKE, 3, 3, 0, 1, *byte]).collect();
         assert_eq!(read(&[&in_pieces]), Some(Answered::Retry));
         assert_eq!(read(&[&retry[..42]]), None);
-        for other in [&b"HTTP/1.1 400"[..], b"\x17\x03\x03", b"\x16\x03\x03\0\x02\x0b\0"] {
+        for other in [&b"\x17\x03\x03"[..], b"\x16\x03\x03\0\x02\x0b\0"] {
             assert_eq!(read(&[other]), Some(Answered::Other));
+        }
+        for clear in [&b"HTTP/1.1 400"[..], b"S", b"NSS"] {
+            assert_eq!(read_behind(1, &[clear, b"x", &retry]), None, "it is not TLS");
         }
     }
 }

@@ -78,16 +78,24 @@ pub(super) struct Sniff {
     is_no_text: bool,
     /// The line is longer than what is kept.
     is_long: bool,
+    /// PostgreSQL's questions that came before.
+    questions: u8,
 }
 
 impl Sniff {
     pub(super) fn new() -> Self {
+        Sniff::behind(0)
+    }
+
+    /// Behind questions of PostgreSQL.
+    fn behind(questions: u8) -> Self {
         Sniff {
             held: Vec::new(),
             place: Place::Before,
             word_at: 0,
             is_no_text: false,
             is_long: false,
+            questions,
         }
     }
 
@@ -122,13 +130,16 @@ impl Sniff {
     fn become_reader(&mut self, kind: Kind) -> Then {
         let held = std::mem::take(&mut self.held);
         let state = match kind {
-            Kind::Tls => State::Tls(tls::Reader::new()),
+            Kind::Tls => State::Tls(tls::Reader::behind(self.questions)),
             Kind::Request if http2::PREFACE.starts_with(&held) => {
                 State::Http2(Box::new(http2::Reader::new()))
             }
             Kind::Request => State::Http1(Box::new(http1::Reader::new())),
             Kind::Opaque => State::Opaque,
-            Kind::AsksForTls => return Then::Become(State::First(Sniff::new()), Vec::new()),
+            Kind::AsksForTls => {
+                let next = Sniff::behind(self.questions.saturating_add(1));
+                return Then::Become(State::First(next), Vec::new());
+            }
         };
         Then::Become(state, held)
     }

@@ -63,10 +63,13 @@ pub(super) struct Reader {
     change_cipher_specs: u8,
     /// 0-RTT data that may still come.
     early_bytes: usize,
+    /// PostgreSQL's questions before the ClientHello.
+    questions: u8,
 }
 
 impl Reader {
-    pub(super) fn new() -> Self {
+    /// Behind questions of PostgreSQL, which the host answers first.
+    pub(super) fn behind(questions: u8) -> Self {
         Reader {
             at: At::Header([0; RECORD_HEADER_BYTES], 0),
             hello: Vec::new(),
@@ -75,6 +78,7 @@ impl Reader {
             waiting: Vec::new(),
             change_cipher_specs: 0,
             early_bytes: 0,
+            questions,
         }
     }
 
@@ -201,6 +205,7 @@ impl Reader {
             APPLICATION_DATA => self.early_bytes -= length,
             _ => {}
         }
+        self.held_bytes = 0;
         self.at = match length {
             0 => At::Header([0; RECORD_HEADER_BYTES], 0),
             _ => At::Passing(length),
@@ -236,7 +241,7 @@ impl Reader {
         if matches!(self.phase, Phase::Second) || !hello.may_be_repeated {
             return Ok((n, Then::opaque()));
         }
-        self.phase = Phase::Between(Answer::default());
+        self.phase = Phase::Between(Answer::behind(self.questions));
         self.early_bytes = if hello.offers_early_data { MOST_EARLY_BYTES } else { 0 };
         Ok((n, Then::Pass))
     }

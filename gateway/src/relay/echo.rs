@@ -11,6 +11,7 @@ use std::collections::{HashMap, VecDeque};
 use std::io::IoSlice;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::Arc;
 use std::task::Poll;
 
 use fulmar_stack::base::{Duration, Instant, SlotId};
@@ -24,7 +25,8 @@ use nix::sys::socket::{MsgFlags, SockProtocol, SockType, sendmsg, setsockopt, so
 use super::datagrams::{Batch, ERRORS_PER_TURN};
 use super::host_socket::{self, DatagramError, Failure};
 use super::poll::Token;
-use super::{Context, Endpoints, Way};
+use super::{Context, Endpoints, Names, Way};
+use crate::allowance::Permit;
 use crate::policy::Protocol;
 use crate::stat::{Direction, FlowStat, Refusal};
 
@@ -48,10 +50,21 @@ struct Flow {
     socket: OwnedFd,
     key: Key,
     leads_to: IpAddr,
+    /// The name that it leads to.
+    name: Option<Arc<str>>,
+    /// Its place among the flows with which it shares bounds.
+    permit: Option<Permit>,
     bytes_out: u64,
     bytes_in: u64,
     began: Instant,
     moved: Instant,
+}
+
+impl Flow {
+    /// Whether its bounds let a payload pass now, which is counted then.
+    fn may_pass(&self, now: Instant, bytes: usize) -> bool {
+        self.permit.as_ref().is_none_or(|permit| permit.may_pass(now, bytes))
+    }
 }
 
 /// The flows of echo requests.
@@ -105,6 +118,9 @@ impl Echoes {
             None => self.begin(cx, key)?,
         };
         let Some(flow) = self.flows.get_mut(id) else { return Ok(()) };
+        if !flow.may_pass(cx.now, request.payload.len()) {
+            return Err((Failure::Silence, Refusal::Allowance));
+        }
         let mut message = vec![0; HEADER_BYTES + request.payload.len()];
         message[0] = if request.dst.is_ipv4() { REQUEST } else { REQUEST_V6 };
         message[6..HEADER_BYTES].copy_from_slice(&request.seq.to_be_bytes());
@@ -137,9 +153,11 @@ impl Echoes {
         if !cx.settings.carries.icmp {
             return Err((Failure::Silence, Refusal::Forbidden));
         }
-        let leads_to = match cx.way(Protocol::Icmp, from, to) {
+        let (leads_to, names) = match cx.way(Protocol::Icmp, from, to) {
             // An echo request of one IP version is answered in that version.
-            Way::To(candidates, _) => candidates.into_iter().find(|c| c.is_ipv4() == to.is_ipv4()),
+            Way::To(candidates, names) => {
+                (candidates.into_iter().find(|c| c.is_ipv4() == to.is_ipv4()), names)
+            }
             Way::LookUp(name) => {
                 cx.wanted.push(name);
                 return Err((Failure::Silence, Refusal::NameFailed));
@@ -149,6 +167,9 @@ impl Echoes {
             Way::Refused(failure, why) => return Err((failure, why)),
         };
         let leads_to = leads_to.ok_or((Failure::NoHost, Refusal::Unreachable))?;
+        let ends = Endpoints { guest: from, peer: to, host: leads_to };
+        let name = names.as_ref().and_then(Names::first);
+        let permit = cx.permit(Protocol::Icmp, &ends, name)?;
         // No ping sockets are allowed: that says nothing about the destination.
         let socket = open(leads_to, cx).map_err(|e| match e {
             Errno::EACCES | Errno::EPERM => (Failure::Silence, Refusal::HostSocket),
@@ -162,7 +183,9 @@ impl Echoes {
         }
         let (began, moved) = (cx.now, cx.now);
         let leads_to = leads_to.ip();
-        let flow = Flow { socket, key, leads_to, bytes_out: 0, bytes_in: 0, began, moved };
+        let name = names.and_then(|names| names.allowed.into_iter().next());
+        let (bytes_out, bytes_in) = (0, 0);
+        let flow = Flow { socket, key, leads_to, name, permit, bytes_out, bytes_in, began, moved };
         let id = self.flows.insert(flow);
         if let Some(flow) = self.flows.get(id)
             && cx.poll.add_arrivals(flow.socket.as_fd(), Token::Echo(id)).is_err()
@@ -191,6 +214,24 @@ impl Echoes {
         for id in denied.collect::<Vec<_>>() {
             cx.refuse(Refusal::PolicyChanged);
             self.remove(cx, id);
+        }
+        for id in self.flows.iter().map(|(id, _)| id).collect::<Vec<_>>() {
+            self.permit_anew(cx, id);
+        }
+    }
+
+    /// Gives a flow its place under new rules.
+    fn permit_anew(&mut self, cx: &mut Context<'_>, id: SlotId) {
+        let Some(flow) = self.flows.get_mut(id) else { return };
+        flow.permit = None;
+        let [guest, peer, host] = [flow.key.0, flow.key.1, flow.leads_to].map(|ip| (ip, 0).into());
+        let ends = Endpoints { guest, peer, host };
+        match cx.permit(Protocol::Icmp, &ends, flow.name.as_deref()) {
+            Ok(permit) => flow.permit = permit,
+            Err((_, why)) => {
+                cx.refuse(why);
+                self.remove(cx, id);
+            }
         }
     }
 
@@ -239,6 +280,10 @@ impl Echoes {
                 continue;
             };
             if !matches!(header[0], REPLY | REPLY_V6) {
+                continue;
+            }
+            if !flow.may_pass(cx.now, payload.len()) {
+                cx.totals.refusals.count(Refusal::Allowance);
                 continue;
             }
             let seq = u16::from_be_bytes([header[6], header[7]]);
@@ -328,7 +373,7 @@ fn stat_of(flow: &Flow, now: Instant) -> FlowStat {
         guest: SocketAddr::new(guest, ident),
         peer: SocketAddr::new(peer, 0),
         host: SocketAddr::new(flow.leads_to, 0),
-        name: None,
+        name: flow.name.clone(),
         state: "open",
         bytes_out: flow.bytes_out,
         bytes_in: flow.bytes_in,

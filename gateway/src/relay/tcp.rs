@@ -330,7 +330,8 @@ impl Tcp {
     fn end(&mut self, cx: &mut Context<'_>, id: SlotId, how: Turn) {
         let Some(flow) = self.remove(id) else { return };
         if how == Turn::OverLimit {
-            cx.refuse(Refusal::Allowance);
+            let ends = (flow.guest_addr, flow.peer_addr);
+            cx.refuse_flow(Protocol::Tcp, ends, Refusal::Allowance);
         }
         if let (Turn::Contradicted, Some(first)) = (how, &flow.first_bytes) {
             cx.refuse(Refusal::FirstBytes);
@@ -367,6 +368,28 @@ impl Tcp {
             }
             self.end(cx, id, Turn::Denied);
         }
+        for id in self.flows.iter().map(|(id, _)| id).collect::<Vec<_>>() {
+            self.permit_anew(cx, id);
+        }
+    }
+
+    /// Gives a flow of the guest's its place under new rules. Addresses that it has not tried were checked by the old.
+    fn permit_anew(&mut self, cx: &mut Context<'_>, id: SlotId) {
+        let out = self.flows.get_mut(id).filter(|flow| flow.direction == Direction::Out);
+        let Some(flow) = out else { return };
+        (flow.permit, flow.race) = (None, None);
+        let (guest, peer, host) = (flow.guest_addr, flow.peer_addr, flow.host_addr);
+        let ends = Endpoints { guest, peer, host };
+        match cx.permit(Protocol::Tcp, &ends, flow.name.as_deref()) {
+            Ok(permit) => flow.permit = permit,
+            Err((failure, _)) => {
+                if let Guest::Pending(pending) = flow.guest {
+                    decide_failure(cx, pending, peer.is_ipv4(), failure);
+                }
+                self.end(cx, id, Turn::OverLimit);
+            }
+        }
+        self.queue(id);
     }
 
     fn remove(&mut self, id: SlotId) -> Option<Flow> {

@@ -41,7 +41,7 @@ use super::dns::{self, Dns};
 use super::host_socket::{self, Failure};
 use super::poll::Token;
 use super::published_sockets::PublishedSockets;
-use super::{Context, Endpoints, Way};
+use super::{Context, Endpoints, Names, Way};
 use crate::policy::Protocol;
 use crate::stat::{Direction, FlowStat, Refusal};
 use first_bytes::FirstBytes;
@@ -209,7 +209,7 @@ impl Udp {
         };
         let leads_to = leads_to.ok_or((Failure::NoRoute, Refusal::Unreachable))?;
         let ends = Endpoints { guest: from, peer: to, host: leads_to };
-        let permit = cx.permit(Protocol::Udp, &ends, names.as_ref())?;
+        let permit = cx.permit(Protocol::Udp, &ends, names.as_ref().and_then(Names::first))?;
         let host = self.host_socket(cx, from, leads_to).map_err(host_socket::failure_of)?;
         let mut flow = Flow::new(host, Direction::Out, ends, cx.now);
         flow.permit = permit;
@@ -320,12 +320,31 @@ impl Udp {
     pub(crate) fn end_denied(&mut self, cx: &mut Context<'_>) {
         let is_denied = |flow: &Flow| {
             let ends = Endpoints { guest: flow.guest, peer: flow.peer, host: flow.host_addr };
-            !cx.still_allows(Protocol::Udp, flow.direction, &ends)
+            // A host that wrote to a port of the guest's own is one that the guest may write to.
+            let direction = if flow.is_of_client() { Direction::In } else { Direction::Out };
+            !cx.still_allows(Protocol::Udp, direction, &ends)
         };
         let denied = self.flows.iter().filter(|(_, flow)| is_denied(flow)).map(|(id, _)| id);
         for id in denied.collect::<Vec<_>>() {
             cx.refuse(Refusal::PolicyChanged);
             self.remove(cx, id);
+        }
+        for id in self.flows.iter().map(|(id, _)| id).collect::<Vec<_>>() {
+            self.permit_anew(cx, id);
+        }
+    }
+
+    /// Gives a flow of the guest's its place under new rules.
+    fn permit_anew(&mut self, cx: &mut Context<'_>, id: SlotId) {
+        let Some(flow) = self.flows.get_mut(id).filter(|flow| !flow.is_of_client()) else { return };
+        flow.permit = None;
+        let ends = Endpoints { guest: flow.guest, peer: flow.peer, host: flow.host_addr };
+        match cx.permit(Protocol::Udp, &ends, flow.name.as_deref()) {
+            Ok(permit) => flow.permit = permit,
+            Err((_, why)) => {
+                cx.refuse(why);
+                self.remove(cx, id);
+            }
         }
     }
 

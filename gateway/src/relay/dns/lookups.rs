@@ -83,6 +83,11 @@ impl Lookups {
         }
     }
 
+    /// Forgets the questions of a connection that has ended.
+    pub(super) fn forget(&mut self, key: (SocketAddr, SocketAddr)) {
+        self.running.values_mut().for_each(|running| running.waiting.retain(|w| w.key != key));
+    }
+
     /// Enters the answer of one type. `None`: the other one is missing, or the name is not looked up.
     pub(super) fn enter(&mut self, name: &str, is_v4: bool, half: Half) -> Option<Finished> {
         let running = self.running.get_mut(name)?;

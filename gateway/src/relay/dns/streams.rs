@@ -26,12 +26,16 @@ use crate::stat::Refusal;
 
 const MOST_STREAMS: usize = 64;
 const MOST_CONNECTIONS: usize = 64;
-/// Questions of one connection that servers are asked at a time.
+/// Questions of one connection that have no answer yet.
 const MOST_OPEN: usize = 8;
+/// Questions that are taken of one connection in one turn.
+const MOST_PER_TURN: usize = 64;
 /// Answers that wait for space in the guest's window, bytes.
 const MOST_UNSENT_BYTES: usize = 128 << 10;
 /// How long a connection of the guest may be idle (RFC 7766 section 6.2.3: a few seconds).
 const IDLE: Duration = Duration::from_secs(10);
+/// The same with questions that have no answer: longer than all servers together may take.
+const UNANSWERED: Duration = Duration::from_secs(30);
 /// How long a server may take for its answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 const LENGTH_BYTES: usize = 2;
@@ -42,7 +46,7 @@ struct Guest {
     key: Key,
     read: Vec<u8>,
     unsent: Vec<u8>,
-    /// Questions that servers are asked.
+    /// Questions that have no answer yet.
     open: usize,
     has_ended: bool,
     moved: Instant,
@@ -62,6 +66,13 @@ struct Asked {
     ends: Instant,
 }
 
+impl Guest {
+    /// When it is closed if nothing moves.
+    fn ends(&self) -> Instant {
+        self.moved + if self.open == 0 { IDLE } else { UNANSWERED }
+    }
+}
+
 /// The connections.
 #[derive(Default)]
 pub(super) struct Streams {
@@ -75,16 +86,14 @@ impl Streams {
     }
 
     fn due(&self, now: Instant) -> (Option<SlotId>, Option<SlotId>) {
-        let idle =
-            self.guests.iter().find(|(_, guest)| guest.open == 0 && guest.moved + IDLE <= now);
+        let idle = self.guests.iter().find(|(_, guest)| guest.ends() <= now);
         let late = self.asked.iter().find(|(_, asked)| asked.ends <= now);
         (idle.map(|(id, _)| id), late.map(|(id, _)| id))
     }
 
     pub(super) fn next_deadline(&self) -> Option<Instant> {
-        let guests = self.guests.iter().filter(|(_, guest)| guest.open == 0);
-        let idle = guests.map(|(_, guest)| guest.moved + IDLE);
-        idle.chain(self.asked.iter().map(|(_, asked)| asked.ends)).min()
+        let guests = self.guests.iter().map(|(_, guest)| guest.ends());
+        guests.chain(self.asked.iter().map(|(_, asked)| asked.ends)).min()
     }
 }
 
@@ -131,8 +140,11 @@ impl Dns {
 
     /// A connection of the guest became ready for something.
     pub(crate) fn stream_ready(&mut self, cx: &mut Context<'_>, id: SlotId) {
-        while self.read_stream(cx, id) {}
+        let has_more = (0..MOST_PER_TURN).all(|_| self.read_stream(cx, id));
         self.flush(cx, id);
+        if let Some(guest) = self.streams.guests.get(id).filter(|_| has_more) {
+            cx.stack.notify(guest.socket);
+        }
     }
 
     /// Takes what the guest has sent, up to one question. False: there is no more to do now.
@@ -143,7 +155,7 @@ impl Dns {
         }
         if let Some(question) = take_message(&mut guest.read) {
             let key = guest.key;
-            guest.moved = cx.now;
+            (guest.moved, guest.open) = (cx.now, guest.open + 1);
             // The mapping has the resolver by its port.
             let servers = cx.settings.mapping.servers(SocketAddr::new(key.1.ip(), super::PORT));
             // A connection is answered by itself, not by an ICMP error.
@@ -181,6 +193,9 @@ impl Dns {
         guest.unsent.extend(length.to_be_bytes());
         guest.unsent.extend_from_slice(bytes);
         cx.totals.bytes_in += bytes.len() as u64;
+        guest.open = guest.open.saturating_sub(1);
+        // It may not have been read because of that.
+        cx.stack.notify(guest.socket);
         self.flush(cx, id);
     }
 
@@ -217,8 +232,13 @@ impl Dns {
     }
 
     fn close_stream(&mut self, cx: &mut Context<'_>, id: SlotId) {
-        if let Some(guest) = self.streams.guests.remove(id) {
-            cx.stack.close(cx.now, guest.socket);
+        let Some(guest) = self.streams.guests.remove(id) else { return };
+        cx.stack.close(cx.now, guest.socket);
+        // Another connection may have the key next.
+        self.lookups.forget(guest.key);
+        let of_guest = self.streams.asked.iter().filter(|(_, asked)| asked.key == guest.key);
+        for asked in of_guest.map(|(id, _)| id).collect::<Vec<_>>() {
+            self.streams.asked.remove(asked);
         }
     }
 
@@ -237,14 +257,8 @@ impl Dns {
             cx.refuse(Refusal::LookupLimit);
             return self.fail_on_stream(cx, key, bytes);
         }
-        match self.begin_asking(cx, key, bytes.into(), question, left) {
-            Ok(()) => {
-                let id = self.streams.find(key);
-                if let Some(guest) = id.and_then(|id| self.streams.guests.get_mut(id)) {
-                    guest.open += 1;
-                }
-            }
-            Err(message) => self.fail_on_stream(cx, key, &message),
+        if let Err(message) = self.begin_asking(cx, key, bytes.into(), question, left) {
+            self.fail_on_stream(cx, key, &message);
         }
     }
 
@@ -296,7 +310,6 @@ impl Dns {
             Progress::Answered(answer) => {
                 let Some(asked) = self.streams.asked.remove(id) else { return };
                 self.deliver_on_stream(cx, asked.key, &answer);
-                self.no_longer_open(cx, asked.key);
             }
         }
     }
@@ -306,16 +319,7 @@ impl Dns {
         let Asked { key, message, question, left, .. } = asked;
         if let Err(message) = self.begin_asking(cx, key, message, question, left) {
             self.fail_on_stream(cx, key, &message);
-            self.no_longer_open(cx, key);
         }
-    }
-
-    fn no_longer_open(&mut self, cx: &mut Context<'_>, key: Key) {
-        let Some(id) = self.streams.find(key) else { return };
-        if let Some(guest) = self.streams.guests.get_mut(id) {
-            guest.open = guest.open.saturating_sub(1);
-        }
-        self.stream_ready(cx, id);
     }
 
     fn fail_on_stream(&mut self, cx: &mut Context<'_>, key: Key, asked: &[u8]) {

@@ -11,7 +11,7 @@ use nix::sys::epoll::EpollFlags;
 
 use super::super::host_socket::{self, Begun, Failure};
 use super::super::poll::Token;
-use super::super::{Candidates, Context, Endpoints, Way, canonical};
+use super::super::{Candidates, Context, Endpoints, Names, Way, canonical};
 use super::Tcp;
 use super::first_bytes::FirstBytes;
 use super::flow::{Flow, Guest, Side};
@@ -51,7 +51,7 @@ impl Tcp {
         }
         let (begun, leads_to) = begin_with_first(cx, &mut candidates)?;
         let ends = Endpoints { guest: from, peer: to, host: leads_to };
-        let permit = cx.permit(Protocol::Tcp, &ends, names.as_ref())?;
+        let permit = cx.permit(Protocol::Tcp, &ends, names.as_ref().and_then(Names::first))?;
         let guest = Guest::Pending(syn.id);
         let mut flow = Flow::new(guest, begun.stream, Direction::Out, ends, cx.now);
         flow.race = Race::new(&candidates);
@@ -215,7 +215,8 @@ impl Tcp {
             }
             Stands::Refused => {
                 let is_v4 = flow.peer_addr.is_ipv4();
-                cx.refuse(Refusal::Upstream);
+                let ends = (flow.guest_addr, flow.peer_addr);
+                cx.refuse_flow(Protocol::Tcp, ends, Refusal::Upstream);
                 decide_failure(cx, pending, is_v4, Failure::Refused);
                 self.remove(id);
             }

@@ -261,6 +261,8 @@ impl Flow {
         let most = match self.budget(cx.now, most) {
             Ok(0) => return Moved::Nothing,
             Ok(bytes) => bytes,
+            // The end of the stream passes all the same.
+            Err(_) if is_empty(cx, socket) => 1,
             Err(turn) => return Moved::Stopped(turn),
         };
         match cx.stack.tcp_take(socket, most) {
@@ -375,7 +377,7 @@ impl Flow {
         let most = match self.budget(cx.now, self.read_bytes) {
             Ok(0) => return Moved::Nothing,
             Ok(bytes) => bytes,
-            Err(turn) => return Moved::Stopped(turn),
+            Err(turn) => return self.end_at_limit(cx, socket, turn),
         };
         match cx.stack.sosend(socket).reserve(cx.now, &[], most, self.attempt) {
             Ok(Poll::Ready(Reserved::Space(room))) => {
@@ -442,6 +444,19 @@ impl Flow {
         }
     }
 
+    /// All bytes of its rule are used: the end of the host's stream passes all the same.
+    fn end_at_limit(&mut self, cx: &mut Context<'_>, socket: SlotId, turn: Turn) -> Moved {
+        match self.host.peek(&mut [0]) {
+            Ok(0) => self.end_in(cx, socket),
+            Ok(_) => return Moved::Stopped(turn),
+            Err(e) => match host_socket::stream_error_of(host_socket::errno_of(&e)) {
+                StreamError::NotReady => self.host_side.readable = false,
+                error => return moved_after(error),
+            },
+        }
+        Moved::Nothing
+    }
+
     /// The host's stream has ended.
     fn end_in(&mut self, cx: &mut Context<'_>, socket: SlotId) {
         self.host_side.is_ended = true;
@@ -457,6 +472,11 @@ impl Flow {
             self.read_bytes = (self.read_bytes / 2).max(LEAST_READ_BYTES);
         }
     }
+}
+
+/// Whether the guest has sent nothing that was not taken.
+fn is_empty(cx: &mut Context<'_>, socket: SlotId) -> bool {
+    cx.stack.tcp_entry(socket).is_ok_and(|entry| entry.tcb.recv_queue().readable() == 0)
 }
 
 /// The result of a call that failed.

@@ -15,7 +15,7 @@ use smallvec::SmallVec;
 use super::super::{Endpoints, host_socket};
 use super::first_bytes::FirstBytes;
 use super::table::{Class, HostKey};
-use crate::allowance::{May, Permit};
+use crate::allowance::Permit;
 use crate::stat::Direction;
 
 /// Idle time-out of a flow with one datagram or none in one of the directions (RFC 4787 REQ-5: at least 2 min).
@@ -140,6 +140,11 @@ impl Flow {
         self.host.port.is_none()
     }
 
+    /// Whether it is that of a client of a published port.
+    pub(super) fn is_of_client(&self) -> bool {
+        self.is_published() && self.direction == Direction::In
+    }
+
     /// The side that began it, and whether the guest takes part.
     pub(super) fn class(&self) -> Class {
         match self.direction {
@@ -166,12 +171,7 @@ impl Flow {
 
     /// Whether its bounds let a payload pass now, which is counted then.
     pub(super) fn may_pass(&self, bytes: usize, now: Instant) -> bool {
-        let Some(permit) = &self.permit else { return true };
-        let may = matches!(permit.may_move(now, bytes), May::Move(n) if n >= bytes);
-        if may {
-            permit.moved(bytes);
-        }
-        may
+        self.permit.as_ref().is_none_or(|permit| permit.may_pass(now, bytes))
     }
 
     /// Counts datagrams to the guest.

@@ -8,7 +8,7 @@ use fulmar_stack::base::{SlotId, Stage};
 
 use super::super::datagrams::{Batch, Received};
 use super::super::host_socket::DatagramError;
-use super::super::{Context, Endpoints, canonical};
+use super::super::{Context, Endpoints, Names, canonical};
 use super::first_bytes::FirstBytes;
 use super::flow::{Flow, HostSocket, STREAM_TIMEOUT};
 use super::{Run, Udp, deliver};
@@ -82,12 +82,15 @@ impl Udp {
         if !cx.allows(Protocol::Udp, guest, seen, from) {
             return None;
         }
+        let ends = Endpoints { guest, peer: seen, host: from };
+        let names = cx.names_at(Protocol::Udp, guest, seen, from);
+        let permit = cx.permit(Protocol::Udp, &ends, names.as_ref().and_then(Names::first)).ok()?;
         let host = HostSocket { fd: socket, local: None, port: Some(id) };
         self.ports.get_mut(id)?.flows += 1;
-        let ends = Endpoints { guest, peer: seen, host: from };
         let mut flow = Flow::new(host, Direction::In, ends, cx.now);
+        flow.permit = permit;
         // What the guest answers must not ask for another name.
-        if let Some(names) = cx.names_at(Protocol::Udp, guest, seen, from) {
+        if let Some(names) = names {
             let expected = names.expected(seen.port(), cx.settings.encrypted_hello);
             flow.first_bytes = Some(FirstBytes::new(expected));
             flow.name = names.allowed.into_iter().next();

@@ -31,7 +31,7 @@ pub const TESTS: &[Test] = &[
     ("datagrams_to_a_name_reach_it_and_its_answers_come_back", datagrams_to_a_name),
     ("a_question_that_is_lost_is_asked_again", a_question_that_is_lost),
     ("a_resolver_that_lies_leads_to_no_host_of_its_own", a_resolver_that_lies),
-    ("a_dot_within_a_label_makes_no_other_name", a_dot_within_a_label),
+    ("a_name_that_programs_read_otherwise_is_refused", a_name_that_programs_read_otherwise),
     ("guesses_at_an_answer_end_the_lookup_at_once", guesses_at_an_answer),
     ("flows_share_bounds_of_number_bytes_and_rate", flows_share_bounds),
     ("questions_over_tcp_are_answered_as_those_over_udp", questions_over_tcp),
@@ -512,7 +512,7 @@ fn guesses_at_an_answer() {
     assert!(begun.elapsed() < Duration::from_secs(5), "not by the time-out");
 }
 
-fn a_dot_within_a_label() {
+fn a_name_that_programs_read_otherwise() {
     let resolver = bound("127.0.0.1");
     let world = world(&resolver, |_| ());
     let client = client(&world);
@@ -522,6 +522,10 @@ fn a_dot_within_a_label() {
         message.extend(b"\x07example\0\0\x01\0\x01");
         client.send(&message).unwrap();
         assert_eq!(answered(&client), (5, None), "{}", label.escape_default());
+    }
+    for name in ["169.254", "127.0x1", "good.0"] {
+        client.send(&question(name, A)).unwrap();
+        assert_eq!(answered(&client), (5, None), "{name}: an address as text");
     }
     // No resolver was asked.
     resolver.set_nonblocking(true).unwrap();
