@@ -146,8 +146,15 @@ pub fn read_text(path: &Path) -> Outcome<String> {
 /// A sentence: the file cannot be read, or is another one.
 pub fn read_again(file: &File, path: &Path) -> Outcome<String> {
     let id = |m: std::fs::Metadata| (m.dev(), m.ino());
-    let (own, there) = (file.metadata().map(id), std::fs::metadata(path).map(id));
-    if !matches!((own, there), (Ok(own), Ok(there)) if own == there) {
+    let about = file.metadata().map_err(|e| Failure::file("cannot read the policy", path, &e))?;
+    if about.nlink() > 1 {
+        return Err(Failure::new(format!(
+            "{} has a second name (a hard link), by which the program may have written to it; copy it to a file of its own",
+            path.display()
+        )));
+    }
+    let own = id(about);
+    if !std::fs::metadata(path).is_ok_and(|there| id(there) == own) {
         return Err(Failure::new(format!(
             "{} is another file than at the start, which the program may have put there; write a new policy into the \
              file itself, as `cat NEW > {}` does",
@@ -349,7 +356,7 @@ fn explained(
     }
 }
 
-/// What else decides about a name that is allowed.
+/// Further decisions about a name that is allowed.
 const ADDRESS_UNKNOWN: &str = "  the address of the name is checked as well when the program connects: a rule that denies it, or a\n  private, link-local or metadata address, refuses the connection (--address ADDRESS shows it)\n";
 
 fn said(verdict: &Verdict<'_>, more: &str) -> (bool, String) {

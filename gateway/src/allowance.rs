@@ -57,7 +57,7 @@ impl Allowance {
         self.bounds
     }
 
-    /// Begins a flow. `None`: there are as many as may be, or all bytes are used.
+    /// Begins a flow. `None`: the bound of connections is reached, or all bytes are used.
     pub(crate) fn begin(self: &Arc<Allowance>) -> Option<Permit> {
         let most = self.bounds.flows.map_or(usize::MAX, |most| most as usize);
         if self.bounds.bytes.is_some_and(|most| self.bytes.load(Relaxed) >= most) {

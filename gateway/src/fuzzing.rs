@@ -32,7 +32,7 @@ pub fn dns(bytes: &[u8]) {
     }
 }
 
-/// What the gateway asks for is the name that the policy has seen.
+/// The gateway asks for the name that the policy has seen.
 fn own_question(name: &str) {
     for is_v4 in [true, false] {
         if let Some(own) = question(name, is_v4) {

@@ -1,5 +1,5 @@
-//! The ways out of a network namespace that are no network: sockets of the file system and inherited ones, through which
-//! other processes act for a program.
+//! Ways out of a network namespace besides the network: Unix sockets by path and inherited sockets, through which other
+//! processes act for a program.
 //!
 //! Sources: unix(7), dbus-daemon(1), ssh-agent(1), sd_bus_open_user(3), Xserver(1), tmux(1).
 
@@ -21,7 +21,7 @@ use nix::unistd::{AccessFlags, access, geteuid};
 
 /// Services that open connections or start programs for their clients, and where their sockets are. `@` is the user's
 /// runtime folder, `~` the home folder, `#` the user's id; a path that ends in a slash is a folder of sockets.
-const SERVICES: [(&str, &[&str]); 19] = [
+const SERVICES: [(&str, &[&str]); 21] = [
     (
         "Docker",
         &[
@@ -54,12 +54,14 @@ const SERVICES: [(&str, &[&str]); 19] = [
     ("Wayland", &["@/wayland-0", "@/wayland-1"]),
     ("PulseAudio", &["@/pulse/native"]),
     ("PipeWire", &["@/pipewire-0"]),
+    ("Windows", &["/run/WSL/"]),
+    ("Emacs", &["@/emacs/", "/tmp/emacs#/"]),
     ("tmux", &["/tmp/tmux-#/"]),
     ("screen", &["/run/screen/S-#/", "~/.screen/"]),
 ];
 
 /// Variables that name a socket: of a path, or of an address with `unix:`.
-const VARIABLES: [(&str, &str); 9] = [
+const VARIABLES: [(&str, &str); 14] = [
     ("Docker", "DOCKER_HOST"),
     ("Podman", "CONTAINER_HOST"),
     ("the D-Bus session", "DBUS_SESSION_BUS_ADDRESS"),
@@ -69,6 +71,11 @@ const VARIABLES: [(&str, &str); 9] = [
     ("PulseAudio", "PULSE_SERVER"),
     ("tmux", "TMUX"),
     ("Visual Studio Code", "VSCODE_IPC_HOOK_CLI"),
+    ("Windows", "WSL_INTEROP"),
+    ("sway", "SWAYSOCK"),
+    ("i3", "I3SOCK"),
+    ("kitty", "KITTY_LISTEN_ON"),
+    ("Neovim", "NVIM"),
 ];
 
 /// A socket of a service.

@@ -177,7 +177,7 @@ pub(crate) enum Way {
     /// To the first of these addresses that answers. Where they were allowed as addresses of names, the first bytes must
     /// ask for one of these.
     To(Candidates, Option<Names>),
-    /// Through the upstream proxy, to what it is asked for.
+    /// Through the upstream proxy, to the target that it is asked for.
     Through(Target, Option<Names>),
     /// To a name that has to be looked up first.
     LookUp(Arc<str>),

@@ -12,8 +12,8 @@
 //! 5. the rules with `*`; the denial first;
 //! 6. the default: refused where the rules are closed, else allowed.
 //!
-//! Within a step options come before lines of a file. The rules are closed by [`Rules::close`], by `deny *`, and by an
-//! allowance that is no exception from a denial of the same source, unless that source also has `allow *`. Allowances of
+//! Within a step options come before lines of a file. The rules are closed by [`Rules::close`], by `deny *`, and by any
+//! allowance except an exception from a denial of the same source, unless that source also has `allow *`. Allowances of
 //! a file do not count where an option closes.
 //!
 //! A name is decided twice: when the guest asks for it (a name that no allowed destination can have is refused), and
@@ -321,7 +321,7 @@ impl Rules {
         of(true).or_else(|| of(false))
     }
 
-    /// The first allowance of the options, or of the lines, that is no exception, unless there is `allow *`.
+    /// The first allowance of the options, or of the lines, except exceptions, unless there is `allow *`.
     fn allow_list(&self, index: &Index, is_option: bool) -> Option<Closing> {
         let of_source = self.entries.iter().filter(|e| e.is_option() == is_option);
         let mut allows = of_source.filter(|e| e.denial.is_none());
@@ -369,7 +369,7 @@ impl Rules {
         strict().or_else(by_address).or_else(|| self.by_names(d)).unwrap_or_else(|| self.by_any(d))
     }
 
-    /// What the rules say about a name whose address is not known yet; that of the destination does not count.
+    /// The verdict on a name whose address is not known yet; the address of the destination does not count.
     pub fn verdict_of_name(&self, d: &Destination<'_>) -> Verdict<'_> {
         let strict = self.strict(None, d);
         strict.or_else(|| self.by_names(d)).unwrap_or_else(|| self.by_any(d))

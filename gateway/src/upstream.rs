@@ -55,7 +55,7 @@ impl fmt::Debug for Upstream {
     }
 }
 
-/// What the proxy is asked to connect to.
+/// The target of a request to the proxy.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Target {
     Name(Arc<str>, u16),

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! The relay never waits for the file. The writer takes what has gathered for [`GATHERING`] and writes it with one call,
-//! so that all lines but those of the last moment survive a kill. A line that could not be written is counted.
+//! so that a kill loses the lines of the last moment only. A line that could not be written is counted.
 
 mod document;
 pub(super) mod receipt;
@@ -34,6 +34,10 @@ use receipt::Work;
 
 /// Lines that wait for the writer at most: some megabytes.
 const MOST_WAITING: usize = 16_384;
+/// The part of them that questions and refusals may have, which a program makes at will.
+const MOST_REFUSALS: usize = MOST_WAITING / 4 * 3;
+/// Lines of the receipt that have a place besides.
+const MOST_RECEIPTS: usize = MOST_WAITING / 4;
 /// How long the writer lets lines gather.
 const GATHERING: Duration = Duration::from_millis(5);
 /// How long the end waits for the writer: a reader of the pipe may be dead.
@@ -125,7 +129,14 @@ impl Shared {
 
     fn push(&self, event: Event) {
         let mut queue = self.lock();
-        if queue.lines.len() >= MOST_WAITING {
+        let most = match event {
+            Event::Question { .. } | Event::Refuse { .. } | Event::Contradicted(..) => {
+                MOST_REFUSALS
+            }
+            Event::Begin(_) | Event::End(_) => MOST_WAITING,
+            Event::Receipt(..) | Event::Total(_) => MOST_WAITING + MOST_RECEIPTS,
+        };
+        if queue.lines.len() >= most {
             queue.lost += 1;
             return;
         }
@@ -161,13 +172,7 @@ pub(super) struct Audit {
 
 impl Audit {
     /// The guest has asked for records of a name. `rule`: what has decided.
-    pub(super) fn asked(
-        &self,
-        name: &str,
-        record_type: u16,
-        is_allowed: bool,
-        rule: Option<String>,
-    ) {
+    pub(super) fn asked(&self, name: &str, record_type: u16, is_allowed: bool, rule: String) {
         let name = name.to_owned();
         self.shared.push(Event::Question { name, record_type, is_allowed, rule });
     }
@@ -175,9 +180,11 @@ impl Audit {
     /// A rule allows a flow.
     pub(super) fn allowed(&mut self, flow: &NewFlow<'_>, rule: Option<Arc<str>>) {
         if self.open.len() >= MOST_OPEN {
-            self.open.clear();
+            self.open.retain(|_, open| open.id.is_some());
         }
-        self.open.insert(key(flow.protocol, flow.from, flow.to), Open { rule, id: None });
+        let open = self.open.entry(key(flow.protocol, flow.from, flow.to));
+        // An echo flow that has begun may have the same key.
+        open.or_insert(Open { rule: None, id: None }).rule = rule;
     }
 
     pub(super) fn began(&mut self, flow: &FlowStat) {

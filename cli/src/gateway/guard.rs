@@ -117,7 +117,8 @@ impl Policy for RulesPolicy {
     }
 
     fn decide_name(&mut self, name: &str, record_type: u16) -> Decision {
-        let denial = self.rules.name_denial(name, record_type);
+        let verdict = self.rules.name_verdict(name, record_type);
+        let denial = verdict.denial;
         if let (Some(reporter), Some(_)) = (&self.reporter, denial) {
             reporter.deny_name(name);
         }
@@ -125,7 +126,7 @@ impl Policy for RulesPolicy {
             refused.add(&self.rules, What::Name(name.to_owned()), &by.to_string());
         }
         if let Some(audit) = &self.audit {
-            audit.asked(name, record_type, denial.is_none(), denial.map(ToString::to_string));
+            audit.asked(name, record_type, denial.is_none(), verdict.to_string());
         }
         self.decision_by(denial)
     }

@@ -1,4 +1,4 @@
-//! The ways out of a program's network namespace that are no network: what `fulmar run` says of them, and closes.
+//! Ways out of a program's network namespace besides the network: `fulmar run` reports them, and closes some.
 
 use std::io;
 use std::os::fd::RawFd;

@@ -7,7 +7,8 @@
 //! ```
 //!
 //! The file is opened before the program starts, and only this file is read again: the program, which has the same user,
-//! can put another one in its place, but not write to it. The gateway keeps its rules if the file has an error. The reader ends with the gateway, whose end closes the pipe.
+//! can put another one in its place, but not write to it. The
+//! gateway keeps its rules if the file has an error. The reader ends with the gateway, whose end closes the pipe.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -100,7 +101,8 @@ impl Reader {
                 Ok(None) => {}
                 Ok(Some(said)) => {
                     match said.and_then(|text| apply(&text, &mut last, &plan, handle)) {
-                        Ok(()) => log.fail("the policy was read again"),
+                        Ok(true) => log.fail("the policy was read again"),
+                        Ok(false) => log.fail("the policy is the same as before"),
                         Err(e) => log.fail(&format!("the policy stays as it is: {e}")),
                     }
                 }
@@ -116,14 +118,14 @@ impl Reader {
     }
 }
 
-/// What the reader has said so far.
+/// The reader's bytes that are not a whole message yet.
 #[derive(Default)]
 struct Messages {
     bytes: Vec<u8>,
 }
 
 impl Messages {
-    /// Reads once. `Some`: a whole message.
+    /// Reads once. `Some`: the newest whole message, which makes those before it void.
     fn read(&mut self, pipe: &mut impl Read) -> io::Result<Option<Outcome<String>>> {
         let mut buffer = [0; READ_BYTES];
         let bytes = pipe.read(&mut buffer)?;
@@ -131,6 +133,15 @@ impl Messages {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         self.bytes.extend_from_slice(&buffer[..bytes]);
+        let mut newest = None;
+        while let Some(message) = self.next()? {
+            newest = Some(message);
+        }
+        Ok(newest)
+    }
+
+    /// Takes the first message if it is whole.
+    fn next(&mut self) -> io::Result<Option<Outcome<String>>> {
         let Some(([kind, a, b, c, d], rest)) = self.bytes.split_first_chunk::<HEADER_BYTES>()
         else {
             return Ok(None);
@@ -147,18 +158,20 @@ impl Messages {
     }
 }
 
-/// Takes over the policy of a text. `last`: the text of the one before.
-fn apply(text: &str, last: &mut Arc<str>, plan: &Plan, handle: &mut Handle<'_>) -> Outcome {
+/// Takes over the policy of a text that differs from the `last` one. Returns whether it does.
+fn apply(text: &str, last: &mut Arc<str>, plan: &Plan, handle: &mut Handle<'_>) -> Outcome<bool> {
     // The program may send the signal, too: the use of limits would begin anew.
-    let Some((args, _)) = plan.reload.as_ref().filter(|_| **last != *text) else { return Ok(()) };
+    let Some((args, _)) = plan.reload.as_ref().filter(|_| **last != *text) else {
+        return Ok(false);
+    };
     let wanted = run::wanted_by(args, text)?;
     check(&wanted, plan)?;
     *last = text.into();
     handle.set_rules(wanted.rules);
-    Ok(())
+    Ok(true)
 }
 
-/// What else than the rules of a run is different cannot change: the program has its addresses of names.
+/// Checks that only rules differ. Nothing else can change while the program has its addresses of names.
 fn check(wanted: &Wanted, plan: &Plan) -> Outcome {
     let what = match plan.names {
         Some(_) if !wanted.has_given_names() && wanted.rules.have_names() => "`names` is different",
@@ -177,26 +190,31 @@ fn check(wanted: &Wanted, plan: &Plan) -> Outcome {
 mod tests {
     use super::*;
 
+    fn message(kind: u8, text: &str) -> Vec<u8> {
+        [&[kind][..], &(text.len() as u32).to_le_bytes(), text.as_bytes()].concat()
+    }
+
+    #[test]
+    fn the_newest_of_several_messages_counts() {
+        let all = [message(TEXT, "old"), message(ERROR, "no such file"), message(TEXT, "new")];
+        let mut pipe = &[all.concat(), vec![TEXT, 9]].concat()[..];
+        let mut messages = Messages::default();
+        assert_eq!(messages.read(&mut pipe).unwrap().unwrap().unwrap(), "new");
+        assert!(messages.read(&mut &[0, 0, 0][..]).unwrap().is_none());
+        assert_eq!(messages.bytes, [TEXT, 9, 0, 0, 0]);
+    }
+
     #[test]
     fn a_message_is_whole_however_it_is_cut() {
-        let message = |kind: u8, text: &str| {
-            [&[kind][..], &(text.len() as u32).to_le_bytes(), text.as_bytes()].concat()
-        };
         let all = [message(TEXT, "default = \"deny\""), message(ERROR, "no such file")].concat();
         for each in 1..all.len() {
             let mut messages = Messages::default();
-            let mut read = Vec::new();
-            for mut piece in all.chunks(each) {
-                read.extend(messages.read(&mut piece).unwrap());
-            }
-            // A piece may end behind both.
-            read.extend(messages.read(&mut &[0u8][..]).unwrap());
-            let said: Vec<_> = read.into_iter().map(|m| m.map_err(|e| e.to_string())).collect();
-            assert_eq!(
-                said,
-                [Ok("default = \"deny\"".into()), Err("no such file".into())],
-                "{each}"
-            );
+            let read = all.chunks(each).filter_map(|mut piece| messages.read(&mut piece).unwrap());
+            let said: Vec<_> = read.map(|m| m.map_err(|e| e.to_string())).collect();
+            let both = [Ok("default = \"deny\"".to_owned()), Err("no such file".to_owned())];
+            // A piece may hold the end of the first and the whole of the second.
+            let expected = if said.len() == 1 { &both[1..] } else { &both[..] };
+            assert_eq!(said, expected, "{each}");
         }
         let mut messages = Messages::default();
         assert!(messages.read(&mut &[0, 255, 255, 255, 255][..]).is_err(), "too long");

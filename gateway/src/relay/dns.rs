@@ -26,6 +26,7 @@ pub(crate) mod ruling;
 mod servers;
 mod streams;
 
+use std::borrow::Cow;
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
@@ -210,31 +211,40 @@ impl Dns {
         }
         let question = match rule(cx, bytes, read) {
             Ruling::Pass(question) => question,
-            denied => {
-                cx.refuse(Refusal::Policy);
-                if let Ruling::Answer(answer) = denied {
-                    self.deliver(cx, key, &answer);
-                }
-                return Ok(());
-            }
+            Ruling::Answer(answer) => return self.refuse(cx, key, Some(&answer)),
+            Ruling::Drop => return self.refuse(cx, key, None),
         };
         if is_given && self.answer_by_name(cx, key, bytes, question.as_ref()) {
             return Ok(());
         }
-        let reads_names = cx.settings.policy.reads_names();
-        let plain = if is_given || reads_names { messages::plain(bytes) } else { None };
-        let may_hide = || !reads_names || cx.settings.policy.allows_name(None);
-        if plain.is_none() && (is_given || question.is_some() && !may_hide()) {
-            cx.refuse(Refusal::Policy);
-            let refused = message::answer_with(Code::REFUSED, bytes);
-            refused.into_iter().for_each(|answer| self.deliver(cx, key, &answer));
-            return Ok(());
+        let Some(bytes) = without_extras(cx, bytes, question.is_some()) else {
+            return self.refuse(cx, key, message::answer_with(Code::REFUSED, bytes).as_deref());
+        };
+        match question {
+            Some(question) if streams::is_stream(key) => {
+                self.ask_over_tcp(cx, key, &bytes, question, servers);
+                Ok(())
+            }
+            question => self.send_on(cx, key, &bytes, question, servers),
         }
-        let bytes = plain.as_deref().unwrap_or(bytes);
-        if let Some(question) = question.clone().filter(|_| streams::is_stream(key)) {
-            self.ask_over_tcp(cx, key, bytes, question, servers);
-            return Ok(());
-        }
+    }
+
+    /// Counts a message as refused, and answers it.
+    fn refuse(&mut self, cx: &mut Context<'_>, key: Key, answer: Option<&[u8]>) -> nix::Result<()> {
+        cx.refuse(Refusal::Policy);
+        answer.into_iter().for_each(|answer| self.deliver(cx, key, answer));
+        Ok(())
+    }
+
+    /// Sends a message on to the servers.
+    fn send_on(
+        &mut self,
+        cx: &mut Context<'_>,
+        key: Key,
+        bytes: &[u8],
+        question: Option<Question>,
+        servers: &Addresses,
+    ) -> nix::Result<()> {
         let id = match self.find_or_begin(cx, key, servers) {
             Ok(id) => id,
             Err((failure, why)) => {
@@ -454,7 +464,7 @@ impl Dns {
             let Some(flow) = self.flows.get_mut(id) else { continue };
             let is_own = (flow.guest, flow.peer) == given::OWN;
             let asked = std::mem::take(&mut flow.asked);
-            // Nobody asks these again before their look-up has failed.
+            // The gateway does not repeat its own questions; their look-ups fail at once.
             for asked in asked.iter().filter(|_| is_own) {
                 self.on_own_answer(cx, &asked.question, None);
             }
@@ -553,6 +563,24 @@ impl Dns {
         if self.order.len() > 2 * self.flows.len() + 64 {
             self.order.retain(|(_, id)| self.flows.get(*id).is_some());
         }
+    }
+}
+
+/// The question alone where names are read, since options and further records could carry data out; the message as it is
+/// elsewhere. `None`: names are read, and the message is not a plain question.
+fn without_extras<'a>(
+    cx: &mut Context<'_>,
+    bytes: &'a [u8],
+    is_question: bool,
+) -> Option<Cow<'a, [u8]>> {
+    let is_given = cx.settings.names.are_given();
+    let reads_names = cx.settings.policy.reads_names();
+    let plain = if is_given || reads_names { messages::plain(bytes) } else { None };
+    let may_hide = |cx: &mut Context<'_>| !reads_names || cx.settings.policy.allows_name(None);
+    match plain {
+        Some(plain) => Some(plain.into()),
+        None if is_given || is_question && !may_hide(cx) => None,
+        None => Some(bytes.into()),
     }
 }
 

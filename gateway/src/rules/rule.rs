@@ -6,6 +6,7 @@ use std::ops::RangeInclusive;
 use std::str::FromStr;
 
 use crate::policy::Protocol;
+use crate::relay::dns::message::ends_in_number;
 
 /// The host of a rule.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -137,9 +138,7 @@ fn parse_host(text: &str) -> Option<Host> {
         let is_part = |b: u8| b.is_ascii_alphanumeric() || b == b'-' || b == b'_';
         (1..=63).contains(&label.len()) && label.bytes().all(is_part)
     };
-    // A last label of digits alone is a mistyped address.
-    let is_number = labels.rsplit('.').next()?.bytes().all(|b| b.is_ascii_digit());
-    if is_number || !labels.split('.').all(is_label) {
+    if ends_in_number(labels) || !labels.split('.').all(is_label) {
         return None;
     }
     Some(if is_below { Host::Below(format!(".{labels}")) } else { Host::Name(name) })

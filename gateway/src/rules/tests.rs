@@ -29,7 +29,7 @@ fn allows_name(rules: &Rules, name: &str) -> bool {
     rules.name_denial(name, TYPE_A).is_none()
 }
 
-/// What a name of the destination is to the rules.
+/// How the rules meet a name of the destination.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum ByName {
     /// The guest wrote to the address, which has no name.
@@ -84,7 +84,7 @@ impl Case<'_> {
         (6, !self.is_closed())
     }
 
-    /// An allowance that is no exception closes the rest.
+    /// An allowance closes the rest unless it is an exception.
     fn is_closed(&self) -> bool {
         let said = [self.by_address, self.by_name, self.any];
         let has_list = said.iter().any(|text| match *text {

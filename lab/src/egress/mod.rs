@@ -133,7 +133,7 @@ fn missing(world: &World, needs: &[&'static str]) -> Option<&'static str> {
 fn last_line(output: &str) -> String {
     const TELLING: [&str; 7] =
         ["rror", "denied", "refused", "ailed", "cannot", "Could not", "status"];
-    // What a run says about its rules at the start is no reason.
+    // The notices of a run's start do not tell the reason.
     let is_said = |line: &&str| !line.trim().is_empty() && !line.contains("the rules do not cover");
     let lines: Vec<&str> = output.lines().filter(is_said).collect();
     let telling = lines.iter().rfind(|line| TELLING.iter().any(|word| line.contains(word)));

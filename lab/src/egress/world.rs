@@ -1,4 +1,4 @@
-//! The world of `bench egress`: a host, the internet behind it, and the programs that run in between.
+//! The world of `bench egress`: a host with an internet of test servers, and the programs that run on the host.
 //!
 //! ```text
 //! [ program ]== fulmar run ==[ host: 45.10.0.1, loopback ]-- veth --[ internet: every server ]
@@ -184,7 +184,7 @@ impl World {
              -addext subjectAltName=DNS:{ALLOWED},DNS:evil.test,DNS:*.evil.test -keyout edge.key -out edge.pem"
         );
         self.prepare(&certificate)?;
-        // What these make is needed by some clients only, which fail without it.
+        // Some clients need these; they fail without them.
         let optional = [
             "ssh-keygen -q -t ed25519 -N '' -f host_key && ssh-keygen -q -t ed25519 -N '' -f user_key",
             "git init -q --bare repo.git",
@@ -355,7 +355,7 @@ impl World {
         Ok(file.display().to_string())
     }
 
-    /// Runs words, for at most so many seconds, in a folder of its own with this mark and name in its environment.
+    /// Runs words for at most `seconds`, in a folder of its own, with `mark` and `name` in its environment.
     pub(crate) fn run(
         &self,
         words: &[String],

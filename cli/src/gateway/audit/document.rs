@@ -22,7 +22,7 @@ pub(super) enum Event {
         name: String,
         record_type: u16,
         is_allowed: bool,
-        rule: Option<String>,
+        rule: String,
     },
     Begin(Flow),
     End(Flow),
@@ -85,7 +85,7 @@ impl Refused {
             protocol: flow.protocol,
             guest: flow.from,
             peer: flow.to,
-            // The address of a name's own is no address of the host's network.
+            // The host's network does not know the address of a name.
             host: flow.name.is_none().then_some(flow.leads_to),
             name: flow.name.or(flow.names.first().map(String::as_str)).map(str::to_owned),
             rule,
@@ -174,7 +174,7 @@ impl<'a> Record<'a> {
             Event::Question { name, record_type, is_allowed, rule } => Record {
                 event: "question",
                 verdict: Some(if *is_allowed { "allow" } else { "deny" }),
-                rule: Some(rule.as_deref()),
+                rule: Some(Some(rule)),
                 name: Some(Some(name)),
                 record_type: Some(*record_type),
                 ..Record::default()
@@ -235,7 +235,8 @@ impl<'a> Record<'a> {
 
     fn of_refused(flow: &'a Refused, why: Refusal) -> Record<'a> {
         // Others are failures of the network.
-        let is_refused = matches!(why, Refusal::Policy | Refusal::Forbidden | Refusal::NoName);
+        use Refusal::{Allowance, Forbidden, NoName, Policy};
+        let is_refused = matches!(why, Policy | Forbidden | NoName | Allowance);
         Record {
             event: if is_refused { "refuse" } else { "fail" },
             verdict: is_refused.then_some("deny"),

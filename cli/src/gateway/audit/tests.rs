@@ -5,13 +5,33 @@ use std::os::fd::OwnedFd;
 use std::time::UNIX_EPOCH;
 
 fn ask(audit: &Audit, name: &str) {
-    audit.asked(name, 1, true, None);
+    audit.asked(name, 1, true, "--allow *".into());
 }
 
 fn writer_to(fd: OwnedFd) -> (Audit, Writer) {
     let shared = Arc::<Shared>::default();
     let writer = Writer { shared: Arc::clone(&shared), file: File::from(fd) };
     (Audit { shared, open: HashMap::new(), flows: 0 }, writer)
+}
+
+/// A connection of 10.0.0.2 to `example.org`.
+fn flow() -> FlowStat {
+    let at = |text: &str| text.parse::<SocketAddr>().unwrap();
+    FlowStat {
+        protocol: Protocol::Tcp,
+        direction: Direction::Out,
+        guest: at("10.0.0.2:1000"),
+        peer: at("198.18.0.1:443"),
+        host: at("192.0.2.7:443"),
+        name: Some("example.org".into()),
+        state: "open",
+        bytes_out: 3,
+        bytes_in: 4,
+        age: Duration::from_millis(1500),
+        idle: Duration::ZERO,
+        tcp: None,
+        host_tcp: None,
+    }
 }
 
 fn quiet() -> Log {
@@ -43,7 +63,7 @@ fn lines_are_json_whatever_a_guest_asks_for() {
     let line: serde_json::Value = serde_json::from_str(&text).unwrap();
     assert_eq!(line["name"], "a\"b\n\u{1b}\\.example");
     assert_eq!((&line["event"], &line["verdict"]), (&"question".into(), &"allow".into()));
-    assert!(line["rule"].is_null() && line["time"].as_str().unwrap().ends_with('Z'));
+    assert!(line["rule"] == "--allow *" && line["time"].as_str().unwrap().ends_with('Z'));
 }
 
 #[test]
@@ -69,6 +89,23 @@ fn a_reader_that_does_not_read_delays_neither_the_relay_nor_the_end_for_long() {
     let said = written.finish().unwrap();
     assert!(begun.elapsed() < LONGEST_END + Duration::from_secs(1));
     assert!(said.contains(" or more lines: its reader does not read"), "{said}");
+}
+
+#[test]
+fn questions_leave_places_for_flows_and_the_receipt() {
+    let shared = Arc::<Shared>::default();
+    let audit = Audit { shared: Arc::clone(&shared), open: HashMap::new(), flows: 0 };
+    let waiting = || {
+        let queue = shared.lock();
+        (queue.lines.len(), queue.lost)
+    };
+    (0..=MOST_REFUSALS).for_each(|_| ask(&audit, "n.example"));
+    assert_eq!(waiting(), (MOST_REFUSALS, 1));
+    let rest = MOST_WAITING - MOST_REFUSALS;
+    (0..=rest).for_each(|_| shared.push(Event::Begin(document::Flow::of(&flow(), 1, None))));
+    assert_eq!(waiting(), (MOST_WAITING, 2));
+    (0..=MOST_RECEIPTS).for_each(|_| shared.push(Event::Total(receipt::Stages::default())));
+    assert_eq!(waiting(), (MOST_WAITING + MOST_RECEIPTS, 3));
 }
 
 #[test]
@@ -107,21 +144,7 @@ fn the_lines_of_a_flow_have_one_number_and_the_rule_that_allowed_it() {
         is_host: false,
         host_network: None,
     };
-    let flow = FlowStat {
-        protocol: Protocol::Tcp,
-        direction: Direction::Out,
-        guest: new.from,
-        peer: new.to,
-        host: new.leads_to,
-        name: Some("example.org".into()),
-        state: "open",
-        bytes_out: 3,
-        bytes_in: 4,
-        age: Duration::from_millis(1500),
-        idle: Duration::ZERO,
-        tcp: None,
-        host_tcp: None,
-    };
+    let flow = flow();
     audit.allowed(&new, Some("--allow example.org".into()));
     audit.began(&flow);
     audit.ended(&flow);

@@ -141,15 +141,19 @@ pub(crate) fn question(message: &[u8]) -> Option<Question> {
     Some(Question { name, kind: word(message, at)?, class: word(message, at + 2)?, end: at + 4 })
 }
 
-/// Whether a name has letters, digits, hyphens and underscores only, and does not end in a number. A dot or a NUL within a
-/// label would make another name of it for programs that write it as text; resolvers and proxies take what ends in a
-/// number for an address (inet_aton(3)).
-pub(crate) fn is_host_name(name: &str) -> bool {
+/// Whether the last label of a name is a number, which resolvers and proxies take for an address (inet_aton(3)). A rule with
+/// such a name is a mistyped address.
+pub(crate) fn ends_in_number(name: &str) -> bool {
     let last = name.rsplit('.').next().unwrap_or_default();
     let is_decimal = !last.is_empty() && last.bytes().all(|b| b.is_ascii_digit());
     let digits = last.strip_prefix("0x").or_else(|| last.strip_prefix("0X"));
-    let is_number = is_decimal || digits.is_some_and(|d| d.bytes().all(|b| b.is_ascii_hexdigit()));
-    !is_number && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b))
+    is_decimal || digits.is_some_and(|d| d.bytes().all(|b| b.is_ascii_hexdigit()))
+}
+
+/// Whether a name has letters, digits, hyphens and underscores only, and does not end in a number. A dot or a NUL within a
+/// label would make another name of it for programs that write it as text.
+pub(crate) fn is_host_name(name: &str) -> bool {
+    !ends_in_number(name) && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b))
 }
 
 /// A name in lower case, its labels with their lengths, as it is on the wire without pointers.

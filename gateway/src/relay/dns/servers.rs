@@ -1,4 +1,4 @@
-//! What is known of the servers: which have failed lately, and whether somebody guesses at their answers.
+//! Servers that have failed lately, and guesses at the answers of servers.
 
 use std::net::SocketAddr;
 

@@ -1,6 +1,6 @@
 //! The guest's datagrams to a name: each is read before it leaves, and held while a ClientHello of QUIC is not whole.
 //!
-//! What readers keep and hold is bounded for all flows together: the flow that was idle for longest gives way.
+//! All flows together have a bound for the bytes that readers keep and hold: the flow that was idle for longest gives way.
 
 use std::borrow::Cow;
 
