@@ -156,6 +156,7 @@ impl Policy for RulesPolicy {
     }
 
     fn set_rules(&mut self, rules: Rules) {
+        self.refused.iter().for_each(|refused| refused.set_rules(&rules));
         self.rules = rules;
     }
 

@@ -117,7 +117,8 @@ const UNNAMED: &str = "unnamed.invalid";
 /// The options that would allow all of them that an option can allow; empty: none does. Allowances close what was open
 /// before, unless everything else is allowed, too.
 fn options(rules: &Rules, whats: &[&What]) -> String {
-    let mut texts: Vec<String> = whats.iter().filter_map(|what| advice(rules, what)).collect();
+    let refused = whats.iter().filter(|what| !what.is_allowed_by(rules));
+    let mut texts: Vec<String> = refused.filter_map(|what| advice(rules, what)).collect();
     texts.sort();
     texts.dedup();
     let mut with = rules.clone();
@@ -140,6 +141,8 @@ struct List {
     order: Vec<What>,
     /// Refusals beyond [`MOST_DESTINATIONS`].
     others: u64,
+    /// Rules that were read after the start.
+    new_rules: Option<Rules>,
 }
 
 /// The refusals of a run. Clones share them.
@@ -164,6 +167,12 @@ impl Refused {
     /// For the end of the run.
     pub(super) fn last_words(self, plan: &Plan) -> Option<LastWords> {
         Some(LastWords { rules: Arc::new(plan.rules.clone()?), refused: self })
+    }
+
+    /// The last line is about these rules.
+    pub(super) fn set_rules(&self, rules: &Rules) {
+        let mut list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
+        list.new_rules = Some(rules.clone());
     }
 
     #[cfg(test)]
@@ -201,7 +210,8 @@ impl LastWords {
         let Refused { list, name, .. } = &self.refused;
         let list = list.lock().unwrap_or_else(PoisonError::into_inner);
         if list.order.len() > 1 {
-            let line = format!("{name}: {}\n", last_line(&self.rules, &list));
+            let rules = list.new_rules.as_ref().unwrap_or(&self.rules);
+            let line = format!("{name}: {}\n", last_line(rules, &list));
             // The reader may have given up.
             let _ = out.write_all(line.as_bytes());
         }
@@ -254,6 +264,8 @@ fn last_line(rules: &Rules, list: &List) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io;
+    use std::os::fd::OwnedFd;
     use std::path::Path;
 
     fn rules(text: &str) -> Rules {
@@ -342,5 +354,23 @@ mod tests {
         let what = What::Name("a\u{1b}[2J.example".into());
         let line = first_line(&rules("no-network"), &what, "/r\u{1b}:1: no-network");
         assert!(line.chars().all(|c| !c.is_control()), "{line:?}");
+    }
+
+    #[test]
+    fn the_last_line_is_about_the_rules_that_were_read_last() {
+        let closed = rules("no-network");
+        let refused = Refused::new(&Log::to_stderr("t", true), "t");
+        for at in ["192.0.2.1:80", "192.0.2.2:80"] {
+            refused.add(&closed, flow(None, at), "--no-network");
+        }
+        let words = LastWords { refused: refused.clone(), rules: Arc::new(closed) };
+        let said = || {
+            let (mut reader, writer) = io::pipe().unwrap();
+            words.write(&mut File::from(OwnedFd::from(writer)));
+            io::read_to_string(&mut reader).unwrap()
+        };
+        assert!(said().ends_with("to allow: --allow 192.0.2.1:80 --allow 192.0.2.2:80\n"));
+        refused.set_rules(&rules("allow *"));
+        assert!(said().ends_with(" were refused: 192.0.2.1:80, 192.0.2.2:80\n"), "{}", said());
     }
 }
