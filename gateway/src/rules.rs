@@ -33,6 +33,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
+use smallvec::SmallVec;
+
 use crate::allowance::Allowance;
 use crate::policy::{NewFlow, Protocol};
 use crate::relay::dns::message::{
@@ -398,7 +400,9 @@ impl Rules {
         let hidden = || if hides_names { self.hidden_name_denial() } else { None };
         match verdict.denial {
             Some(_) if !is_dns || !dns.contains(&flow.to.ip()) => verdict,
-            _ => Verdict { denial: hidden(), ..verdict },
+            // Names decide there, whatever the rules say about the address.
+            Some(_) => Verdict { step: Step::Default, denial: hidden(), entry: None },
+            None => Verdict { denial: hidden(), ..verdict },
         }
     }
 
@@ -419,9 +423,10 @@ impl Rules {
     fn by_names(&self, d: &Destination<'_>) -> Option<Verdict<'_>> {
         let by_name = |name: &String| self.by_name(name, |e| e.rule.has_port(d.protocol, d.port));
         let claims = d.claimed.iter().filter_map(by_name);
-        let decided = d.names.iter().filter_map(by_name);
-        let denied = decided.clone().chain(claims).find(|e| e.denial.is_some());
-        denied.or_else(|| decided.clone().next()).map(|entry| Verdict::of(Step::Name, entry))
+        let decided: SmallVec<[&Entry; 4]> = d.names.iter().filter_map(by_name).collect();
+        let first = decided.first().copied();
+        let denied = decided.into_iter().chain(claims).find(|e| e.denial.is_some());
+        denied.or(first).map(|entry| Verdict::of(Step::Name, entry))
     }
 
     fn by_any(&self, d: &Destination<'_>) -> Verdict<'_> {
@@ -498,7 +503,9 @@ impl Rules {
     pub fn name_verdict(&self, name: &str, record_type: u16) -> Verdict<'_> {
         // A denial of some ports leaves others.
         let counts = |e: &Entry| e.denial.is_none() || e.rule.has_all_ports();
-        let strict = self.by_name(name, |e| e.is_strict && e.rule.has_all_ports());
+        let is_strict = |e: &Entry| e.is_strict && e.rule.has_all_ports();
+        let has_strict = self.compiled().has_strict;
+        let strict = has_strict.then(|| self.by_name(name, is_strict)).flatten();
         let entry = strict.or_else(|| self.by_name(name, counts));
         let unusual = || self.closed().filter(|_| !USUAL_TYPES.contains(&record_type));
         match entry {

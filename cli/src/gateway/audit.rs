@@ -42,8 +42,8 @@ const MOST_RECEIPTS: usize = MOST_WAITING / 4;
 const GATHERING: Duration = Duration::from_millis(5);
 /// How long the end waits for the writer: a reader of the pipe may be dead.
 const LONGEST_END: Duration = Duration::from_secs(2);
-/// Open flows whose rule is remembered at most: more than there can be.
-const MOST_OPEN: usize = 1 << 17;
+/// Flows that were allowed, and have neither begun nor failed, whose rule is remembered at most: more than there can be.
+const MOST_ALLOWED: usize = 1 << 17;
 
 /// Where the lines go.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -147,16 +147,17 @@ impl Shared {
     }
 }
 
-/// A flow that the policy has allowed.
+/// A flow that has begun.
 struct Open {
     rule: Option<Arc<str>>,
-    /// The number of its lines; `None`: it has not begun yet.
-    id: Option<u64>,
+    /// The number of its lines.
+    id: u64,
 }
 
 /// A flow: its transport, the guest's end, and the destination as the guest wrote it.
 type Key = (Protocol, SocketAddr, SocketAddr);
 
+/// The key of a flow before it begins.
 fn key(protocol: Protocol, guest: SocketAddr, peer: SocketAddr) -> Key {
     // The policy does not know the identifier of echo requests.
     let port = if protocol == Protocol::Icmp { 0 } else { guest.port() };
@@ -166,11 +167,17 @@ fn key(protocol: Protocol, guest: SocketAddr, peer: SocketAddr) -> Key {
 /// The side of the policy.
 pub(super) struct Audit {
     shared: Arc<Shared>,
+    /// Rules of flows that were allowed and have not begun.
+    allowed: HashMap<Key, Option<Arc<str>>>,
     open: HashMap<Key, Open>,
     flows: u64,
 }
 
 impl Audit {
+    fn to(shared: Arc<Shared>) -> Audit {
+        Audit { shared, allowed: HashMap::new(), open: HashMap::new(), flows: 0 }
+    }
+
     /// The guest has asked for records of a name. `rule`: what has decided.
     pub(super) fn asked(&self, name: &str, record_type: u16, is_allowed: bool, rule: String) {
         let name = name.to_owned();
@@ -179,42 +186,39 @@ impl Audit {
 
     /// A rule allows a flow.
     pub(super) fn allowed(&mut self, flow: &NewFlow<'_>, rule: Option<Arc<str>>) {
-        if self.open.len() >= MOST_OPEN {
-            self.open.retain(|_, open| open.id.is_some());
+        if self.allowed.len() >= MOST_ALLOWED {
+            self.allowed.clear();
         }
-        let open = self.open.entry(key(flow.protocol, flow.from, flow.to));
-        // An echo flow that has begun may have the same key.
-        open.or_insert(Open { rule: None, id: None }).rule = rule;
+        self.allowed.insert(key(flow.protocol, flow.from, flow.to), rule);
     }
 
     pub(super) fn began(&mut self, flow: &FlowStat) {
         self.flows += 1;
         let id = self.flows;
-        let open = self.open.entry(key(flow.protocol, flow.guest, flow.peer));
-        let open = open.or_insert(Open { rule: None, id: None });
-        open.id = Some(id);
-        self.shared.push(Event::Begin(document::Flow::of(flow, id, open.rule.clone())));
+        let rule = self.allowed.remove(&key(flow.protocol, flow.guest, flow.peer)).flatten();
+        self.shared.push(Event::Begin(document::Flow::of(flow, id, rule.clone())));
+        self.open.insert((flow.protocol, flow.guest, flow.peer), Open { rule, id });
     }
 
     pub(super) fn ended(&mut self, flow: &FlowStat) {
-        let open = self.open.remove(&key(flow.protocol, flow.guest, flow.peer));
-        if let Some(Open { rule, id: Some(id) }) = open {
+        let open = self.open.remove(&(flow.protocol, flow.guest, flow.peer));
+        if let Some(Open { rule, id }) = open {
             self.shared.push(Event::End(document::Flow::of(flow, id, rule)));
         }
     }
 
     /// The first bytes of a flow have ended it.
     pub(super) fn contradicted(&self, flow: &FlowStat, why: String) {
-        let open = self.open.get(&key(flow.protocol, flow.guest, flow.peer));
-        let id = open.and_then(|open| open.id).unwrap_or_default();
+        let open = self.open.get(&(flow.protocol, flow.guest, flow.peer));
+        let id = open.map(|open| open.id).unwrap_or_default();
         let flow = document::Flow::of(flow, id, open.and_then(|open| open.rule.clone()));
         self.shared.push(Event::Contradicted(flow, why));
     }
 
     /// A flow is not carried. `rule`: what has refused it, if a rule has.
     pub(super) fn refused(&mut self, flow: &NewFlow<'_>, why: Refusal, rule: Option<Arc<str>>) {
-        let open = self.open.remove(&key(flow.protocol, flow.from, flow.to));
-        let rule = rule.or(open.and_then(|open| open.rule));
+        let allowed = self.allowed.remove(&key(flow.protocol, flow.from, flow.to));
+        let rule = rule.or(allowed.flatten());
         self.shared.push(Event::Refuse { flow: document::Refused::of(flow, rule), why });
     }
 }
@@ -240,7 +244,7 @@ pub(super) struct Written {
 pub(super) fn open(target: &Target) -> Outcome<(Audit, Writer)> {
     let (file, shared) = (target.open()?, Arc::<Shared>::default());
     let writer = Writer { shared: Arc::clone(&shared), file };
-    Ok((Audit { shared, open: HashMap::new(), flows: 0 }, writer))
+    Ok((Audit::to(shared), writer))
 }
 
 impl Writer {

@@ -22,40 +22,12 @@ const FIRST: u32 = 2;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ranges {
     /// The IPv4 range and the length of its prefix, at most 30 bits.
-    pub v4: (Ipv4Addr, u8),
+    v4: (Ipv4Addr, u8),
     /// The IPv6 range and the length of its prefix, at most 96 bits.
-    pub v6: (Ipv6Addr, u8),
+    v6: (Ipv6Addr, u8),
 }
-
-/// Why ranges cannot be used.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub enum RangesError {
-    /// The IPv4 prefix is longer than 30 bits.
-    LongV4(u8),
-    /// The IPv6 prefix is longer than 96 bits.
-    LongV6(u8),
-}
-
-impl std::fmt::Display for RangesError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let (version, length, most) = match self {
-            RangesError::LongV4(length) => ("IPv4", length, Ranges::MOST_V4),
-            RangesError::LongV6(length) => ("IPv6", length, Ranges::MOST_V6),
-        };
-        write!(
-            f,
-            "invalid {version} range for names: /{length} is too small, expected /{most} or larger"
-        )
-    }
-}
-
-impl std::error::Error for RangesError {}
 
 impl Ranges {
-    const MOST_V4: u8 = 30;
-    const MOST_V6: u8 = 96;
-
     /// 198.18.0.0/15, which no host of the Internet has (RFC 2544 section C.2.2), and a unique local prefix of these
     /// 40 bits (RFC 4193 section 3.2.1).
     pub fn of_global_id(id: [u8; 5]) -> Ranges {
@@ -63,23 +35,6 @@ impl Ranges {
         v6[0] = 0xfd;
         v6[1..6].copy_from_slice(&id);
         Ranges { v4: (Ipv4Addr::new(198, 18, 0, 0), 15), v6: (v6.into(), 64) }
-    }
-
-    /// The ranges with the bits beyond their prefixes cleared.
-    ///
-    /// # Errors
-    /// A range has no room for names.
-    pub fn checked(self) -> Result<Ranges, RangesError> {
-        let ((v4, of_v4), (v6, of_v6)) = (self.v4, self.v6);
-        if of_v4 > Ranges::MOST_V4 {
-            return Err(RangesError::LongV4(of_v4));
-        }
-        if of_v6 > Ranges::MOST_V6 {
-            return Err(RangesError::LongV6(of_v6));
-        }
-        let v4 = v4.to_bits() & u32::MAX.checked_shl(32 - u32::from(of_v4)).unwrap_or(0);
-        let v6 = v6.to_bits() & u128::MAX.checked_shl(128 - u32::from(of_v6)).unwrap_or(0);
-        Ok(Ranges { v4: (v4.into(), of_v4), v6: (v6.into(), of_v6) })
     }
 
     /// Names that the IPv4 range has addresses for: its last address is the broadcast address.
@@ -122,7 +77,7 @@ pub(crate) struct Given {
 }
 
 impl Given {
-    /// An empty table over ranges that [`Ranges::checked`] has returned.
+    /// An empty table.
     pub(crate) fn new(ranges: Ranges) -> Given {
         Given { ranges, names: Vec::new(), numbers: HashMap::new() }
     }
@@ -163,7 +118,7 @@ mod tests {
 
     fn given(v4_bits: u8) -> Given {
         let ranges = Ranges::of_global_id([1, 2, 3, 4, 5]);
-        Given::new(Ranges { v4: (ranges.v4.0, v4_bits), ..ranges }.checked().unwrap())
+        Given::new(Ranges { v4: (ranges.v4.0, v4_bits), ..ranges })
     }
 
     #[test]
@@ -211,17 +166,6 @@ mod tests {
         assert_eq!(given.give("n0.example"), all[0]);
         assert_eq!(given.give("n19.example"), None);
         assert!(all[12].unwrap().v4 < Ipv4Addr::new(198, 18, 0, 15));
-    }
-
-    #[test]
-    fn ranges_without_room_are_refused_and_host_bits_are_cleared() {
-        let ranges = Ranges::of_global_id([0; 5]);
-        let with_v4 = |bits| Ranges { v4: (Ipv4Addr::new(10, 9, 8, 7), bits), ..ranges }.checked();
-        assert_eq!(with_v4(31), Err(RangesError::LongV4(31)));
-        assert_eq!(with_v4(24).unwrap().v4.0, Ipv4Addr::new(10, 9, 8, 0));
-        let long = Ranges { v6: (Ipv6Addr::UNSPECIFIED, 97), ..ranges };
-        let error = long.checked().unwrap_err().to_string();
-        assert_eq!(error, "invalid IPv6 range for names: /97 is too small, expected /96 or larger");
     }
 
     proptest! {

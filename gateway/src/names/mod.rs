@@ -13,4 +13,4 @@ pub(crate) mod messages;
 pub(crate) mod pins;
 
 pub(crate) use given::{Addresses, Given};
-pub use given::{MOST_NAMES, Ranges, RangesError};
+pub use given::{MOST_NAMES, Ranges};

@@ -32,7 +32,7 @@ use super::host_socket::{self, Failure};
 use super::poll::Token;
 use super::published_sockets::PublishedSockets;
 use super::streams::{Stream, Streams, Undelivered};
-use super::{Context, Endpoints, Shard};
+use super::{Context, Endpoints};
 use crate::policy::Protocol;
 use crate::stat::{Direction, FlowStat, Refusal, Totals};
 use connect::{accept_for_dns, decide_failure, is_to_resolver, refuse_syn};
@@ -212,9 +212,16 @@ impl Tcp {
     }
 
     /// Tells the policy of a connection that is open on both sides.
-    fn tell_begin(&self, cx: &mut Context<'_>, id: SlotId) {
-        let (Some(flow), policy) = (self.flows.get(id), cx.settings.policy.clone()) else { return };
-        policy.began(|| stat_of(flow, cx.stack, cx.now));
+    fn tell_begin(&self, cx: &Context<'_>, id: SlotId) {
+        let Some(flow) = self.flows.get(id) else { return };
+        cx.settings.policy.began(|| stat_of(flow, cx.now));
+    }
+
+    /// Tells the policy that a connection is over of whose begin it was told.
+    fn tell_end(cx: &Context<'_>, flow: &Flow) {
+        if let Guest::Open(_) = flow.guest {
+            cx.settings.policy.ended(|| stat_of(flow, cx.now));
+        }
     }
 
     /// Gives a connection of the shard to its flow.
@@ -335,10 +342,10 @@ impl Tcp {
         }
         if let (Turn::Contradicted, Some(first)) = (how, &flow.first_bytes) {
             cx.refuse(Refusal::FirstBytes);
-            let stat = stat_of(&flow, cx.stack, cx.now);
+            let stat = stat_of(&flow, cx.now);
             cx.settings.policy.contradicted(&stat, &first.refusal());
         }
-        cx.settings.policy.ended(|| stat_of(&flow, cx.stack, cx.now));
+        Tcp::tell_end(cx, &flow);
         if let Some(socket) = flow.socket() {
             if let Turn::HostFailed | Turn::Contradicted | Turn::OverLimit | Turn::Denied = how
                 && let Ok(entry) = cx.stack.tcp_entry(socket)
@@ -427,7 +434,13 @@ impl Tcp {
         let ids: Vec<SlotId> = self.flows.iter().map(|(id, _)| id).collect();
         for id in ids {
             let Some(flow) = self.remove(id) else { continue };
-            cx.settings.policy.ended(|| stat_of(&flow, cx.stack, cx.now));
+            match flow.guest {
+                Guest::Pending(_) => {
+                    let ends = (flow.guest_addr, flow.peer_addr);
+                    cx.refuse_flow(Protocol::Tcp, ends, Refusal::GivenUp);
+                }
+                _ => Tcp::tell_end(cx, &flow),
+            }
             if let Some(socket) = flow.socket() {
                 if let Ok(entry) = cx.stack.tcp_entry(socket) {
                     entry.linger = Some(Duration::ZERO);
@@ -444,16 +457,20 @@ impl Tcp {
     /// A snapshot of the flows.
     pub(crate) fn stat(&self, cx: &mut Context<'_>) -> Vec<FlowStat> {
         let asks_host = self.flows.len() <= MOST_HOST_INFO;
-        let mut stat = |flow: &Flow| FlowStat {
-            host_tcp: if asks_host { host_socket::tcp_info(&flow.host) } else { None },
-            ..stat_of(flow, cx.stack, cx.now)
+        let mut stat = |flow: &Flow| {
+            let entry = flow.socket().and_then(|socket| cx.stack.tcp_entry(socket).ok());
+            FlowStat {
+                tcp: entry.map(|e| e.tcb.info()),
+                host_tcp: if asks_host { host_socket::tcp_info(&flow.host) } else { None },
+                ..stat_of(flow, cx.now)
+            }
         };
         self.flows.iter().map(|(_, flow)| stat(flow)).collect()
     }
 }
 
-fn stat_of(flow: &Flow, stack: &mut Shard, now: Instant) -> FlowStat {
-    let entry = flow.socket().and_then(|socket| stack.tcp_entry(socket).ok());
+/// A flow without the state of its connections, for which kernel and stack are asked one by one.
+fn stat_of(flow: &Flow, now: Instant) -> FlowStat {
     FlowStat {
         protocol: Protocol::Tcp,
         direction: flow.direction,
@@ -466,7 +483,7 @@ fn stat_of(flow: &Flow, stack: &mut Shard, now: Instant) -> FlowStat {
         bytes_in: flow.bytes_in,
         age: now.since(flow.began),
         idle: now.since(flow.moved),
-        tcp: entry.map(|e| e.tcb.info()),
+        tcp: None,
         host_tcp: None,
     }
 }

@@ -11,7 +11,7 @@ fn ask(audit: &Audit, name: &str) {
 fn writer_to(fd: OwnedFd) -> (Audit, Writer) {
     let shared = Arc::<Shared>::default();
     let writer = Writer { shared: Arc::clone(&shared), file: File::from(fd) };
-    (Audit { shared, open: HashMap::new(), flows: 0 }, writer)
+    (Audit::to(shared), writer)
 }
 
 /// A connection of 10.0.0.2 to `example.org`.
@@ -31,6 +31,22 @@ fn flow() -> FlowStat {
         idle: Duration::ZERO,
         tcp: None,
         host_tcp: None,
+    }
+}
+
+/// The same before it begins.
+fn new_flow() -> NewFlow<'static> {
+    let FlowStat { protocol, guest, peer, host, .. } = flow();
+    NewFlow {
+        protocol,
+        from: guest,
+        to: peer,
+        leads_to: host,
+        name: Some("example.org"),
+        names: &[],
+        claimed_names: &[],
+        is_host: false,
+        host_network: None,
     }
 }
 
@@ -94,7 +110,7 @@ fn a_reader_that_does_not_read_delays_neither_the_relay_nor_the_end_for_long() {
 #[test]
 fn questions_leave_places_for_flows_and_the_receipt() {
     let shared = Arc::<Shared>::default();
-    let audit = Audit { shared: Arc::clone(&shared), open: HashMap::new(), flows: 0 };
+    let audit = Audit::to(Arc::clone(&shared));
     let waiting = || {
         let queue = shared.lock();
         (queue.lines.len(), queue.lost)
@@ -132,19 +148,7 @@ fn the_lines_of_a_flow_have_one_number_and_the_rule_that_allowed_it() {
     let (mut reader, to) = io::pipe().unwrap();
     let (mut audit, writer) = writer_to(to.into());
     let written = writer.start(&quiet()).unwrap();
-    let at = |text: &str| text.parse::<SocketAddr>().unwrap();
-    let new = NewFlow {
-        protocol: Protocol::Tcp,
-        from: at("10.0.0.2:1000"),
-        to: at("198.18.0.1:443"),
-        leads_to: at("192.0.2.7:443"),
-        name: Some("example.org"),
-        names: &[],
-        claimed_names: &[],
-        is_host: false,
-        host_network: None,
-    };
-    let flow = flow();
+    let (new, flow) = (new_flow(), flow());
     audit.allowed(&new, Some("--allow example.org".into()));
     audit.began(&flow);
     audit.ended(&flow);
@@ -152,7 +156,8 @@ fn the_lines_of_a_flow_have_one_number_and_the_rule_that_allowed_it() {
     audit.allowed(&new, None);
     audit.refused(&new, Refusal::TimedOut, None);
     audit.refused(&new, Refusal::Policy, Some("--deny *".into()));
-    assert!(audit.open.is_empty(), "nothing is remembered of flows that are over");
+    assert!(audit.allowed.is_empty(), "nothing is remembered of flows that are over");
+    assert!(audit.open.is_empty());
     assert_eq!(written.finish(), None);
     let mut text = String::new();
     reader.read_to_string(&mut text).unwrap();
@@ -171,4 +176,39 @@ fn the_lines_of_a_flow_have_one_number_and_the_rule_that_allowed_it() {
     assert_eq!((&fail["event"], &fail["reason"]), (&"fail".into(), &"timed_out".into()));
     assert_eq!((&refuse["event"], &refuse["rule"]), (&"refuse".into(), &"--deny *".into()));
     assert!(refuse["address"].is_null(), "the address of a name's own is not the real one");
+}
+
+#[test]
+fn a_refusal_of_later_bytes_and_a_second_ping_leave_the_end_of_a_flow() {
+    let shared = Arc::<Shared>::default();
+    let mut audit = Audit::to(Arc::clone(&shared));
+    let ping = |ident| FlowStat {
+        protocol: Protocol::Icmp,
+        guest: SocketAddr::from(([10, 0, 0, 2], ident)),
+        peer: SocketAddr::from(([192, 0, 2, 7], 0)),
+        ..flow()
+    };
+    let mut request = new_flow();
+    (request.protocol, request.to) = (Protocol::Icmp, ping(1).peer);
+    request.from.set_port(0);
+    for ident in [1, 2] {
+        audit.allowed(&request, Some("--allow 192.0.2.7".into()));
+        audit.began(&ping(ident));
+    }
+    audit.refused(&request, Refusal::HopLimit, None);
+    audit.ended(&ping(1));
+    audit.ended(&ping(2));
+    let queue = shared.lock();
+    let lines: Vec<_> =
+        queue.lines.iter().map(|line| document::texts(std::slice::from_ref(line), false)).collect();
+    let of_kind = |kind: &str| {
+        let named = format!("\"event\":\"{kind}\"");
+        let texts = lines.iter().map(|text| String::from_utf8_lossy(text).into_owned());
+        texts.filter(|text| text.contains(&named)).collect::<Vec<_>>()
+    };
+    assert_eq!((of_kind("begin").len(), of_kind("fail").len()), (2, 1));
+    let ends = of_kind("end");
+    let [first, second] = ends.as_slice() else { panic!("{ends:?}") };
+    assert!(first.contains("\"id\":1") && second.contains("\"id\":2"), "{ends:?}");
+    assert!(ends.iter().all(|text| text.contains("\"rule\":\"--allow 192.0.2.7\"")));
 }
