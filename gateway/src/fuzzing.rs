@@ -2,6 +2,7 @@
 
 use crate::names::messages::{Reply, half_of, question, reply, reversed};
 use crate::names::pins::Half;
+use crate::pesto;
 use crate::relay::dns::message;
 use crate::upstream::{Handshake, Kind, Target, Upstream};
 
@@ -73,5 +74,24 @@ pub fn proxy(bytes: &[u8]) {
         let (consumed, _) = handshake.read(&held);
         assert!(consumed <= held.len());
         held.drain(..consumed);
+    }
+}
+
+/// Reads bytes as a message of pesto(1).
+///
+/// # Panics
+/// A property is broken.
+pub fn pesto(bytes: &[u8]) {
+    if let Ok(read) = pesto::read(bytes) {
+        let Some(tables) = read else {
+            assert!(bytes.len() < pesto::MOST_BYTES, "it waits for more than a message can have");
+            return;
+        };
+        let (host, guest) = (tables.host.len(), tables.guest.len());
+        assert!(host.max(guest) <= pesto::MOST_RULES);
+        assert!(
+            tables.host.iter().flat_map(|rule| rule.forwards()).all(|f| f.from > 0 && f.to > 0)
+        );
+        assert_eq!(pesto::read(&pesto::update(&tables)), Ok(Some(tables)));
     }
 }

@@ -21,6 +21,7 @@ pub mod mapping;
 pub mod names;
 pub mod netns;
 pub mod outside;
+pub mod pesto;
 pub mod policy;
 pub mod ports;
 pub mod program;

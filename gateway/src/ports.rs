@@ -143,7 +143,7 @@ impl Forward {
 
 impl Bind {
     /// Whether one port cannot be bound at both places: one has every address or interface that the other one has.
-    fn meets(&self, other: &Bind) -> bool {
+    pub(crate) fn meets(&self, other: &Bind) -> bool {
         let interfaces = self.interface.as_ref().zip(other.interface.as_ref());
         interfaces.is_none_or(|(own, its)| own == its)
             && match (self.address, other.address) {

@@ -278,6 +278,9 @@ pub struct PortArgs {
     /// UDP ports of the namespace's loopback interface to forward to the host's [default: auto]
     #[arg(short = 'U', long, value_name = "PORTS")]
     pub udp_ns: Vec<PortSpec>,
+    /// Serve pesto(1) on this Unix socket: it shows and changes the published ports while the gateway runs
+    #[arg(short = 'c', long, value_name = "SOCKET", overrides_with = "conf_path")]
+    pub conf_path: Option<PathBuf>,
     /// Publish ports on addresses that the host does not have (yet) (IP_FREEBIND)
     #[arg(long, overrides_with = "freebind")]
     pub freebind: bool,

@@ -5,12 +5,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, RangeInclusive};
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use fulmar_gateway::netns::OpenPorts;
-use fulmar_gateway::ports::{Bind, Forward};
+use fulmar_gateway::ports::{Bind, Forward, PortSpec};
 use fulmar_gateway::published::PublishedPort;
 use fulmar_gateway::splice::Splicer;
 use fulmar_gateway::{FdHandler, Handle};
@@ -64,6 +64,56 @@ pub struct AutoPorts {
     pub in_host: Option<Splicer>,
 }
 
+/// The ports of a transport that are given: by the options, and by pesto(1) while the gateway runs.
+#[derive(Default)]
+pub struct Given {
+    /// Ports of the host that are published without `auto`: the gateway itself listens there.
+    pub host: BTreeSet<u16>,
+    /// The same of the guest.
+    pub guest: BTreeSet<u16>,
+    /// Ports of the host that `auto` may publish.
+    pub auto_host: Vec<RangeInclusive<u16>>,
+    /// Ports of the guest's loopback that `auto` may publish.
+    pub auto_guest: Vec<RangeInclusive<u16>>,
+}
+
+impl Given {
+    /// By the options for the host and for the guest alone.
+    pub fn of(host: &PortSpec, guest: &PortSpec) -> Given {
+        let ports = |spec: &PortSpec| spec.forwards().iter().map(|f| f.from).collect();
+        let auto = |spec: &PortSpec| match spec {
+            PortSpec::Auto => vec![1..=u16::MAX],
+            _ => Vec::new(),
+        };
+        Given {
+            host: ports(host),
+            guest: ports(guest),
+            auto_host: auto(host),
+            auto_guest: auto(guest),
+        }
+    }
+}
+
+/// The same, shared with the thread that serves pesto(1).
+#[derive(Clone, Default)]
+pub struct SharedGiven(Arc<Mutex<Given>>);
+
+impl SharedGiven {
+    pub fn set(&self, given: Given) {
+        *self.lock() = given;
+    }
+
+    /// The ports of the host that `auto` may publish.
+    #[cfg(test)]
+    pub fn ranges(&self) -> Vec<RangeInclusive<u16>> {
+        self.lock().auto_host.clone()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Given> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// The ports of one transport.
 #[derive(Default)]
 pub struct Ports {
@@ -71,10 +121,7 @@ pub struct Ports {
     pub guest: Option<OpenPorts>,
     /// Lists the listeners of the host, whose ports are published on the guest's loopback.
     pub host: Option<OpenPorts>,
-    /// Ports of the host that the options publish: the gateway itself listens there.
-    pub given_host: BTreeSet<u16>,
-    /// The same of the guest.
-    pub given_guest: BTreeSet<u16>,
+    pub given: SharedGiven,
     /// Ports of `guest` that are published.
     on_host: BTreeSet<u16>,
     /// Ports of `host` that are published, with the ids of their sockets in the splicer.
@@ -84,15 +131,29 @@ pub struct Ports {
 impl Ports {
     /// The ports on which the guest listens, without the gateway's.
     fn of_guest(&mut self) -> Option<BTreeSet<u16>> {
-        let mut own = self.given_guest.clone();
+        let (open, given) = (self.guest.as_mut()?, self.given.lock());
+        if given.auto_host.is_empty() && self.on_host.is_empty() {
+            return None;
+        }
+        let mut own = given.guest.clone();
         own.extend(self.on_guest.keys());
-        publishable(self.guest.as_mut()?, &own)
+        publishable(open, &own, &given.auto_host)
+    }
+
+    /// Ports among others that `auto` may publish on the host.
+    fn allowed(&self, ports: &BTreeSet<u16>) -> BTreeSet<u16> {
+        let given = self.given.lock();
+        ports.iter().copied().filter(|port| contains(&given.auto_host, *port)).collect()
     }
 
     /// The ports on which the host listens, without `of_flows` and the gateway's other ports.
     fn of_host(&mut self, of_flows: &BTreeSet<u16>) -> Option<BTreeSet<u16>> {
-        let own = &(&self.on_host | &self.given_host) | of_flows;
-        publishable(self.host.as_mut()?, &own)
+        let (open, given) = (self.host.as_mut()?, self.given.lock());
+        if given.auto_guest.is_empty() && self.on_guest.is_empty() {
+            return None;
+        }
+        let own = &(&self.on_host | &given.host) | of_flows;
+        publishable(open, &own, &given.auto_guest)
     }
 
     /// Withdraws the ports of the host that are not wanted any more. Returns the new ports.
@@ -148,7 +209,7 @@ impl AutoPorts {
         }
         if let Some(mut wanted) = self.udp.of_guest() {
             // As pasta(1): the UDP ports of the numbers of TCP ports, too.
-            wanted.extend(&self.tcp.on_host);
+            wanted.extend(self.udp.allowed(&self.tcp.on_host));
             let own = handle.own_udp_ports();
             let is_free = |port| own.contains(&port) || is_free(UdpSocket::bind(any(port)));
             update(&mut self.udp.on_host, wanted, |f, on| match on {
@@ -207,10 +268,18 @@ fn keep(published: &mut BTreeMap<u16, Vec<u64>>, port: u16, sockets: Vec<u64>) {
 }
 
 /// The open ports that may be published; `None` if the kernel does not answer.
-fn publishable(open: &mut OpenPorts, others: &BTreeSet<u16>) -> Option<BTreeSet<u16>> {
+fn publishable(
+    open: &mut OpenPorts,
+    others: &BTreeSet<u16>,
+    allowed: &[RangeInclusive<u16>],
+) -> Option<BTreeSet<u16>> {
     let mut ports = open.list().ok()?;
-    ports.retain(|p| *p >= FIRST_UNPRIVILEGED_PORT && !others.contains(p));
+    ports.retain(|p| *p >= FIRST_UNPRIVILEGED_PORT && contains(allowed, *p) && !others.contains(p));
     Some(ports)
+}
+
+fn contains(ranges: &[RangeInclusive<u16>], port: u16) -> bool {
+    ranges.iter().any(|range| range.contains(&port))
 }
 
 /// Publishes what is new and withdraws what is gone. What cannot be published is tried again the next time.

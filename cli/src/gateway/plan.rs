@@ -71,6 +71,8 @@ pub struct Plan {
     /// Stays when the file of the namespace is removed.
     pub outlives_file: bool,
     pub ports: Ports,
+    /// The socket by which published ports are changed.
+    pub conf_path: Option<PathBuf>,
     pub carries: Carries,
     pub outbound: Outbound,
     /// The host's interface after which the guest is made.
@@ -143,6 +145,7 @@ impl Plan {
             configures: args.attach.config_net,
             outlives_file: args.attach.no_netns_quit,
             ports: ports_of(&args.ports, &carry)?,
+            conf_path: args.ports.conf_path.clone(),
             carries: Carries { tcp: !carry.no_tcp, udp: !carry.no_udp, icmp: !carry.no_icmp },
             outbound,
             upstream,

@@ -24,8 +24,9 @@ use fulmar_gateway::contain::{self, Containment};
 use fulmar_gateway::guest::GuestNetwork;
 use fulmar_gateway::host::HostNetwork;
 use fulmar_gateway::netns::{Netns, OpenPorts};
-use fulmar_gateway::policy::Policy;
-use fulmar_gateway::ports::PortSpec;
+use fulmar_gateway::pesto::Rule;
+use fulmar_gateway::policy::{Policy, Protocol};
+use fulmar_gateway::ports::{Forward, PortSpec};
 use fulmar_gateway::published::PublishedPort;
 use fulmar_gateway::rules::file::Proxy;
 use fulmar_gateway::splice::{self, Side, Splicer};
@@ -36,7 +37,7 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
-use super::auto::{AutoPorts, loopback, loopback_of, on_loopback_of_guest};
+use super::auto::{AutoPorts, Given, loopback, loopback_of, on_loopback_of_guest};
 use super::capture::CaptureFile;
 use super::detach::say_ready;
 use super::document::About;
@@ -46,6 +47,7 @@ use super::guard::rules_policy;
 use super::learn::Learnt;
 use super::log::{DEFAULT_BYTES, Log};
 use super::panics::{self, Panics};
+use super::pesto::{Opened, PortControl, given_by};
 use super::plan::Plan;
 use super::refused::{LastWords, Refused};
 use super::report::Reporter;
@@ -135,6 +137,8 @@ struct Splicers {
     guest: Option<Splicer>,
     host: Option<Splicer>,
     host_loop: Option<splice::Loop>,
+    /// The ports of the guest's loopback, of `host`.
+    opened: Opened,
     /// Lets the guest's thread contain itself and begin, and receives the result.
     begin: Option<(Sender<()>, Receiver<io::Result<Containment>>)>,
 }
@@ -190,15 +194,17 @@ pub fn serve(
     let summary_file = wait::open_summary().during("cannot open the pipe for the summary")?;
     let endpoints = Endpoints::open(plan.process.metrics, &log)?;
     let (states, reader) = (follow::start(&log), reload::start(plan, &log));
-    let mut auto = start_auto(plan, &log);
+    let control = PortControl::open(plan)?;
+    let mut auto = start_auto(plan, control.as_ref(), &log);
     let (netns, identity) = attach_to(target, plan, &endpoints)?;
     let network = plan.network(&host);
     let devices = make_interface(plan, &netns, &network, pcap, &log)?;
     watch_guest_ports(plan, &netns, &mut auto, &log).map_err(sentence)?;
-    let mut splicers = make_splicers(plan, &netns).map_err(sentence)?;
+    let mut splicers = make_splicers(plan, control.as_ref(), &netns).map_err(sentence)?;
     let refused = Refused::of(plan, &log, name);
     let policy = |reporter: &Reporter| rules_policy(plan, reporter, refused.as_ref(), audit);
     let (mut config, reporter) = configure(plan, &host, network, devices, &splicers, policy);
+    config.publish = published_by(plan, control.as_ref());
     config.upstream = plan.proxy.as_ref().map(upstream).transpose()?;
     log_configuration(plan, &config, &log);
     let namespaces = endpoints.namespaces(&netns);
@@ -206,6 +212,12 @@ pub fn serve(
     let follower = Follower::new(states, plan, &config);
     let mut gateway = Gateway::new(config).map_err(|e| Failure::new(e.to_string()))?;
     (auto.in_guest, auto.in_host) = (splicers.guest.clone(), splicers.host.clone());
+    let control = control.map(|control| {
+        let given = [auto.tcp.given.clone(), auto.udp.given.clone()];
+        let opened = std::mem::take(&mut splicers.opened);
+        control.join(&mut gateway, [splicers.guest.clone(), splicers.host.clone()], opened, given)
+    });
+    let control = control.transpose().during("cannot prepare the socket of --conf-path")?;
     let ask = reader.map(|reader| reader.watch(&mut gateway, plan, &log)).transpose();
     let ask = ask.during("cannot watch for a new policy")?;
     let last_words = refused.and_then(|refused| refused.last_words(plan));
@@ -232,6 +244,8 @@ pub fn serve(
     let _served = endpoints.serve(about, snapshots, &log);
     let written = writer.map(|writer| writer.start(&log)).transpose();
     let written = written.during("cannot start the thread of the audit")?;
+    let controlled = control.map(|control| control.start(&log)).transpose();
+    controlled.during("cannot start the thread of --conf-path")?;
     caller.start(&log).during("cannot start the thread of the API socket")?;
     stdio.finish(mode);
     drop(netns);
@@ -345,20 +359,37 @@ fn make_interface(
     Ok(devices.into_iter().map(|device| devices::capture(device, file.clone())).collect())
 }
 
+/// The ports of the host that are published from the start.
+fn published_by(plan: &Plan, control: Option<&PortControl>) -> Publish {
+    let of = |protocol, spec| forwards(spec, control.map(|c| c.tables.host.as_slice()), protocol);
+    Publish {
+        tcp: of(Protocol::Tcp, &plan.ports.tcp),
+        udp: of(Protocol::Udp, &plan.ports.udp),
+        addresses: plan.ports.addresses,
+    }
+}
+
+/// The bindings of a specification, or of the rules that pesto(1) sees of it: what it removes is what was bound.
+fn forwards(spec: &PortSpec, rules: Option<&[Rule]>, protocol: Protocol) -> Vec<Forward> {
+    let Some(rules) = rules else { return spec.forwards() };
+    rules.iter().filter(|rule| rule.protocol == protocol).flat_map(Rule::forwards).collect()
+}
+
 /// Opens what `auto` queries in the host's namespace.
-fn start_auto(plan: &Plan, log: &Log) -> AutoPorts {
-    let given = |spec: &PortSpec| spec.forwards().iter().map(|f| f.from).collect();
-    let mut auto = AutoPorts::default();
-    if plan.ports.tcp_ns == PortSpec::Auto {
+fn start_auto(plan: &Plan, control: Option<&PortControl>, log: &Log) -> AutoPorts {
+    let (ports, mut auto) = (&plan.ports, AutoPorts::default());
+    if ports.tcp_ns == PortSpec::Auto || control.is_some() {
         auto.tcp.host = or_logged(OpenPorts::tcp(), log);
     }
-    if plan.ports.udp_ns == PortSpec::Auto {
+    if ports.udp_ns == PortSpec::Auto || control.is_some() {
         auto.udp.host = or_logged(OpenPorts::udp(), log);
     }
-    auto.tcp.given_host = given(&plan.ports.tcp);
-    auto.tcp.given_guest = given(&plan.ports.tcp_ns);
-    auto.udp.given_host = given(&plan.ports.udp);
-    auto.udp.given_guest = given(&plan.ports.udp_ns);
+    let given = |host, guest, protocol| match control {
+        Some(control) => given_by(&control.tables, protocol),
+        None => Given::of(host, guest),
+    };
+    auto.tcp.given.set(given(&ports.tcp, &ports.tcp_ns, Protocol::Tcp));
+    auto.udp.given.set(given(&ports.udp, &ports.udp_ns, Protocol::Udp));
     auto
 }
 
@@ -369,7 +400,8 @@ fn watch_guest_ports(
     auto: &mut AutoPorts,
     log: &Log,
 ) -> io::Result<()> {
-    let (tcp, udp) = (plan.ports.tcp == PortSpec::Auto, plan.ports.udp == PortSpec::Auto);
+    let may_be = |spec: &PortSpec| *spec == PortSpec::Auto || plan.conf_path.is_some();
+    let (tcp, udp) = (may_be(&plan.ports.tcp), may_be(&plan.ports.udp));
     if !tcp && !udp {
         return Ok(());
     }
@@ -392,25 +424,35 @@ fn or_logged(ports: io::Result<OpenPorts>, log: &Log) -> Option<OpenPorts> {
 }
 
 /// Makes the splicing threads that the ports need. The guest's thread enters the guest's namespace and waits.
-fn make_splicers(plan: &Plan, netns: &Netns) -> io::Result<Splicers> {
+fn make_splicers(
+    plan: &Plan,
+    control: Option<&PortControl>,
+    netns: &Netns,
+) -> io::Result<Splicers> {
     let ports = &plan.ports;
     let mut splicers = Splicers::default();
     let leads_out = [&ports.tcp_ns, &ports.udp_ns].into_iter().any(|spec| *spec != PortSpec::None);
-    if leads_out {
+    if leads_out || control.is_some() {
         let (host, run) = splice::splicer()?;
-        for bound in netns.run(|| bind_in_guest(&ports.tcp_ns, TcpListener::bind))? {
-            let to = match bound.port.forward.to_address {
+        let of =
+            |protocol, spec| forwards(spec, control.map(|c| c.tables.guest.as_slice()), protocol);
+        let tcp = of(Protocol::Tcp, &ports.tcp_ns);
+        for bound in netns.run(|| bind_in_guest(tcp, TcpListener::bind))? {
+            let to = match bound.forward.to_address {
                 Some(_) => vec![bound.to],
                 None => loopback(bound.to.port()).to_vec(),
             };
-            host.listen(bound.socket, to, bound.port);
+            let id = host.listen(bound.socket, to, bound.port);
+            splicers.opened.push((Protocol::Tcp, bound.forward, id));
         }
-        for bound in netns.run(|| bind_in_guest(&ports.udp_ns, UdpSocket::bind))? {
-            host.listen_datagrams(bound.socket, bound.to, bound.port);
+        let udp = of(Protocol::Udp, &ports.udp_ns);
+        for bound in netns.run(|| bind_in_guest(udp, UdpSocket::bind))? {
+            let id = host.listen_datagrams(bound.socket, bound.to, bound.port);
+            splicers.opened.push((Protocol::Udp, bound.forward, id));
         }
         (splicers.host, splicers.host_loop) = (Some(host), Some(run));
     }
-    let leads_in = ports.has_splice && ports.tcp != PortSpec::None;
+    let leads_in = ports.has_splice && ports.tcp != PortSpec::None || control.is_some();
     if leads_in || [&ports.tcp_ns, &ports.udp_ns].into_iter().any(|spec| *spec == PortSpec::Auto) {
         let (guest, run) = splice::splicer()?;
         let (entered, has_entered) = channel();
@@ -444,15 +486,17 @@ struct Bound<S> {
     /// The address on the host's loopback interface to which it leads.
     to: SocketAddr,
     port: Arc<PublishedPort>,
+    /// As it is given.
+    forward: Forward,
 }
 
 /// Binds the ports of `-T` or `-U` on the loopback interface of the guest.
 fn bind_in_guest<S>(
-    spec: &PortSpec,
+    forwards: Vec<Forward>,
     bind: fn(SocketAddr) -> io::Result<S>,
 ) -> io::Result<Vec<Bound<S>>> {
     let mut made = Vec::new();
-    for forward in spec.forwards() {
+    for forward in forwards {
         let addresses = match forward.bind.address {
             Some(address) => vec![SocketAddr::new(address, forward.from)],
             None => loopback(forward.from).to_vec(),
@@ -465,8 +509,8 @@ fn bind_in_guest<S>(
                 Ok(socket) => {
                     let own = loopback_of(forward.to, is_v4);
                     let to = forward.to_address.map_or(own, |a| SocketAddr::new(a, forward.to));
-                    let port = Arc::clone(&port);
-                    made.push(Bound { socket, to, port });
+                    let (port, forward) = (Arc::clone(&port), forward.clone());
+                    made.push(Bound { socket, to, port, forward });
                 }
                 Err(e) if !is_bound && !forward.is_optional => {
                     let port = forward.from;
@@ -498,11 +542,6 @@ fn configure(
         dhcp: plan.lease(host, &network),
         dhcp_v6,
         advertisement,
-        publish: Publish {
-            tcp: plan.ports.tcp.forwards(),
-            udp: plan.ports.udp.forwards(),
-            addresses: plan.ports.addresses,
-        },
         udp_filter: plan.ports.udp_filter,
         account: account_of(plan),
         names: plan.names,

@@ -11,6 +11,7 @@ mod gateway_rules;
 mod guest;
 mod kernel;
 mod nat;
+mod pesto;
 mod programs;
 mod shm;
 mod slirp;

@@ -6,7 +6,7 @@ use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream, UdpSocket};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::thread;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use crate::FULMAR;
 use crate::gateway_host::{ask, netns_of, own_etc, serve_dns, shell};
 use crate::guest::{Guest, Scratch, is_running, wait_until};
-use crate::support::{PATIENCE, in_sandbox, text};
+use crate::support::{PATIENCE, in_sandbox, peer, text};
 
 /// How fulmar is started as slirp4netns.
 const OURS: [&str; 2] = [FULMAR, "--slirp4netns"];
@@ -335,15 +335,6 @@ fn help_and_version_are_printed_to_standard_output() {
     }
 }
 
-/// slirp4netns itself: of `scripts/setup peers`, or installed.
-fn peer() -> Option<PathBuf> {
-    let target = Path::new(FULMAR).parent()?.parent()?;
-    let unpacked = target.join("peers/bin/slirp4netns");
-    let path = std::env::var_os("PATH")?;
-    let installed = std::env::split_paths(&path).map(|folder| folder.join("slirp4netns"));
-    [unpacked].into_iter().chain(installed).find(|file| file.is_file())
-}
-
 /// The answers of a program to requests, where errors are cut to the words of slirp4netns, and what a guest gets by it.
 fn behaviour(program: &[&str]) -> Vec<String> {
     let (guest, api) = (Guest::new(), Scratch::new("api"));
@@ -387,7 +378,7 @@ fn first_words(answer: &Value) -> String {
 #[test]
 fn requests_are_answered_as_by_slirp4netns() {
     in_sandbox(|| {
-        let Some(peer) = peer() else {
+        let Some(peer) = peer("slirp4netns") else {
             let why = "there is no slirp4netns to compare with; `scripts/setup peers` unpacks it";
             return println!("SKIPPED requests_are_answered_as_by_slirp4netns: {why}");
         };

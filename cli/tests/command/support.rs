@@ -6,6 +6,7 @@
 
 use crate::FULMAR;
 use std::io::{self, Write};
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -92,4 +93,13 @@ pub fn wait(mut child: Child) -> Output {
         thread::sleep(Duration::from_millis(10));
     }
     child.wait_with_output().expect("its output")
+}
+
+/// A program of another project to compare with: of `scripts/setup peers`, or installed.
+pub fn peer(name: &str) -> Option<PathBuf> {
+    let target = Path::new(FULMAR).parent()?.parent()?;
+    let unpacked = target.join("peers/bin").join(name);
+    let path = std::env::var_os("PATH")?;
+    let installed = std::env::split_paths(&path).map(|folder| folder.join(name));
+    [unpacked].into_iter().chain(installed).find(|file| file.is_file())
 }

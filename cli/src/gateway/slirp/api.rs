@@ -8,27 +8,21 @@
 //! The thread serves one client at a time, each for [`PATIENCE`] at most: a client that is silent delays other clients
 //! and not the relay. A request has less than [`MOST_BYTES`] bytes. Only the caller's user may connect (mode 0600).
 
-use std::fs;
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
-use std::ops::ControlFlow;
-use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use fulmar_gateway::Gateway;
 use fulmar_gateway::policy::Protocol;
 use fulmar_gateway::ports::Forward;
-use fulmar_gateway::{FdHandler, Gateway, Handle};
-use nix::sys::eventfd::{EfdFlags, EventFd};
-use nix::sys::stat::{Mode, umask};
 use serde_json::{Deserializer, Value};
 
 use super::forwards::{Forwards, Guest, Publisher, refused};
-use crate::failure::{Failure, Outcome};
+use crate::failure::Outcome;
+use crate::gateway::publish::{Relay, bind_private, remove_socket};
 
 /// A request has fewer bytes than this.
 pub(super) const MOST_BYTES: usize = 4096;
@@ -49,21 +43,8 @@ impl Bound {
     /// # Errors
     /// A sentence: a file of another kind is there, the path is too long.
     pub fn new(path: &Path, guest: Guest) -> Outcome<Bound> {
-        if fs::symlink_metadata(path).is_ok_and(|about| about.file_type().is_socket()) {
-            // What then fails is the bind.
-            let _ = fs::remove_file(path);
-        }
-        let others = umask(Mode::S_IRWXG | Mode::S_IRWXO | Mode::S_IXUSR);
-        let bound = UnixListener::bind(path);
-        umask(others);
-        match bound {
-            Ok(listener) => Ok(Bound { listener, guest }),
-            Err(e) if e.kind() == io::ErrorKind::InvalidInput => Err(Failure::new(format!(
-                "cannot bind the API socket {}: the path is too long (at most 107 bytes)",
-                path.display()
-            ))),
-            Err(e) => Err(Failure::file("cannot bind the API socket", path, &e)),
-        }
+        remove_socket(path);
+        Ok(Bound { listener: bind_private("API socket", path)?, guest })
     }
 
     /// Lets the loop of a gateway publish what clients ask for.
@@ -71,10 +52,7 @@ impl Bound {
     /// # Errors
     /// No descriptor.
     pub fn join(self, gateway: &mut Gateway) -> io::Result<Joined> {
-        let wake = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
-        let ((ask, asked), (tell, told)) = (sync_channel(1), sync_channel(1));
-        gateway.on_readable(wake.as_fd().try_clone_to_owned()?, handler(asked, tell))?;
-        Ok(Joined { bound: self, relay: Relay { wake, ask, told } })
+        Ok(Joined { relay: Relay::of(gateway)?, bound: self })
     }
 }
 
@@ -106,68 +84,14 @@ impl Joined {
     }
 }
 
-/// What the thread has the loop do.
-struct Command {
-    protocol: Protocol,
-    forward: Forward,
-    is_published: bool,
-}
-
-impl Command {
-    fn run(&self, gateway: &mut Handle<'_>) -> io::Result<()> {
-        match (self.protocol, self.is_published) {
-            (Protocol::Udp, true) => gateway.publish_udp(&self.forward),
-            (_, true) => gateway.publish_tcp(&self.forward),
-            (Protocol::Udp, false) => {
-                gateway.unpublish_udp(&self.forward);
-                Ok(())
-            }
-            (_, false) => {
-                gateway.unpublish_tcp(&self.forward);
-                Ok(())
-            }
-        }
-    }
-}
-
-/// The loop of the relay as the thread sees it.
-struct Relay {
-    /// Wakes the loop.
-    wake: EventFd,
-    ask: SyncSender<Command>,
-    told: Receiver<io::Result<()>>,
-}
-
-impl Relay {
-    /// Has the loop do something, and waits until it is done.
-    fn command(&self, command: Command) -> io::Result<()> {
-        let is_ending = || io::Error::other("the gateway is ending");
-        self.ask.send(command).map_err(|_| is_ending())?;
-        self.wake.write(1)?;
-        self.told.recv().map_err(|_| is_ending())?
-    }
-}
-
 impl Publisher for Relay {
     fn publish(&mut self, protocol: Protocol, forward: &Forward) -> io::Result<()> {
-        self.command(Command { protocol, forward: forward.clone(), is_published: true })
+        Relay::publish(self, protocol, forward)
     }
 
     fn unpublish(&mut self, protocol: Protocol, forward: &Forward) -> io::Result<()> {
-        self.command(Command { protocol, forward: forward.clone(), is_published: false })
+        Relay::unpublish(self, protocol, forward)
     }
-}
-
-fn handler(asked: Receiver<Command>, tell: SyncSender<io::Result<()>>) -> FdHandler {
-    Box::new(move |wake: &OwnedFd, gateway| {
-        let mut count = [0; 8];
-        let _ = nix::unistd::read(wake, &mut count);
-        while let Ok(command) = asked.try_recv() {
-            // The thread waits for it.
-            let _ = tell.try_send(command.run(gateway));
-        }
-        ControlFlow::Continue(())
-    })
 }
 
 /// Reads the request of a client, and answers it.

@@ -21,6 +21,8 @@ use fulmar_gateway::policy::Protocol;
 use fulmar_gateway::ports::{Bind, Forward};
 use serde_json::{Map, Value, json};
 
+use crate::gateway::publish::why_refused;
+
 /// Ports that the API publishes at most.
 const MOST_FORWARDS: usize = 4096;
 
@@ -169,16 +171,6 @@ impl Entry {
 /// The answer to a request that is refused.
 pub fn refused(what: &str) -> Value {
     json!({ "error": { "desc": format!("bad request: {what}") } })
-}
-
-fn why_refused(e: &io::Error, port: u16) -> String {
-    match e.kind() {
-        io::ErrorKind::PermissionDenied => format!(
-            "port {port} is privileged, and the gateway has no rights; lower \
-             net.ipv4.ip_unprivileged_port_start, or choose a port from 1024 on"
-        ),
-        _ => e.to_string(),
-    }
 }
 
 /// A transport and, where the name has one, the IP version.
