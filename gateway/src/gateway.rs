@@ -98,7 +98,7 @@ impl Handle<'_> {
         self.first.layers().0.tcp.unpublish(forward);
     }
 
-    /// Stops publishing a UDP port; its existing flows go on.
+    /// Stops publishing a UDP port, and ends its flows.
     pub fn unpublish_udp(&mut self, forward: &Forward) {
         let (layers, mut cx) = self.first.layers();
         layers.udp.unpublish(&mut cx, forward);

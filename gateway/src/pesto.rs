@@ -2,12 +2,12 @@
 //!
 //! ```text
 //!   gateway ──► pesto   "basil:s\0", the version, the bytes of a table's name (128) and of an interface's (16);
-//!                       of each table its number, its name, its capabilities, a count, and so many rules; 0
-//!   pesto ──► gateway   of each table its number, a count, and so many rules; 0
+//!                       of each table its number, its name, its capabilities, the count of its rules, the rules; 0
+//!   pesto ──► gateway   of each table its number, the count of its rules, the rules; 0
 //! ```
 //!
-//! The table HOST has the ports of the host (`-t`, `-u`), SPLICE those of the guest's loopback (`-T`, `-U`). A rule is a
-//! range of ports in 56 bytes: the address, the address of the target, the interface, the first port, the last one, the
+//! The table HOST has the ports of the host (`-t`, `-u`), the table SPLICE has the ports of the guest's loopback (`-T`,
+//! `-U`). A rule is a range of ports in 56 bytes: the address, the address of the target, the interface, the first port, the last one, the
 //! first one of the target, the protocol, flags. Numbers are big-endian; an IPv4 address is a mapped one.
 //!
 //! pesto reads port specifications itself, and sends the tables back as they are to be. It does not wait for an answer,

@@ -377,6 +377,10 @@ impl Worker {
                     let (layers, mut cx) = self.layers();
                     layers.udp.release_port(&mut cx, number);
                 }
+                Message::EndFlowsOf(socket) => {
+                    let (layers, mut cx) = self.layers();
+                    layers.udp.end_flows_of(&mut cx, socket);
+                }
                 Message::Stat(say) => {
                     // The thread that asked may have ended.
                     let _ = say.send(self.stat());

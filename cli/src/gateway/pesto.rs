@@ -130,7 +130,7 @@ fn tables_of(plan: &Plan, ephemeral: RangeInclusive<u16>) -> Tables {
     }
 }
 
-/// The ephemeral ports that pesto leaves out, too; without the file those of RFC 6335.
+/// The ephemeral ports that pesto leaves out, too; without the file the range of RFC 6335.
 fn ephemeral_ports() -> RangeInclusive<u16> {
     let text = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range");
     let mut ports = text.iter().flat_map(|text| text.split_whitespace().map(str::parse));

@@ -48,7 +48,7 @@ pub fn remove_socket(path: &Path) {
     }
 }
 
-/// What a thread has the loop do.
+/// A request of a thread to the loop.
 struct Command {
     protocol: Protocol,
     forward: Forward,

@@ -9,7 +9,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Output};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fulmar_gateway::pesto::{Capabilities, Rule, Specs, Tables, greeting, update};
 use fulmar_gateway::policy::Protocol;
@@ -54,6 +54,25 @@ fn start(guest: &Guest, socket: &Path, tcp: &str) -> u32 {
     detached(&[&["--config-net", "-c", socket, "-t", tcp], &none[..], &[&guest.pid()]].concat())
 }
 
+/// A UDP server in the guest that sends back what comes.
+fn echo_in(guest: &Guest, port: u16) {
+    let server = netns_of(guest).run(|| UdpSocket::bind(("0.0.0.0", port))).unwrap();
+    thread::spawn(move || {
+        let mut word = [0; 16];
+        while let Ok((bytes, from)) = server.recv_from(&mut word) {
+            let _ = server.send_to(&word[..bytes], from);
+        }
+    });
+}
+
+/// Whether a UDP port of the host leads to a server that answers.
+fn is_echoed(port: u16) -> bool {
+    let client = UdpSocket::bind("127.0.0.1:0").unwrap();
+    client.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
+    client.send_to(b"word", ("127.0.0.1", port)).unwrap();
+    client.recv(&mut [0; 16]).is_ok()
+}
+
 /// A server in the guest, at each address, that greets each client.
 fn greet_in(guest: &Guest, port: u16) {
     let server = netns_of(guest).run(|| TcpListener::bind(("::", port))).unwrap();
@@ -85,6 +104,7 @@ fn ports_are_published_and_withdrawn_by_the_messages_of_pesto() {
         start(&guest, &socket.0, "8080:80");
         assert_eq!(fs::metadata(&socket.0).unwrap().permissions().mode() & 0o777, 0o600);
         greet_in(&guest, 80);
+        echo_in(&guest, 5353);
         assert!(is_greeted(8080) && is_closed(8081));
         let first = tables("8080:80", "none", "none");
         let more = tables("8080:80,8081:80", "5353", "7000");
@@ -95,7 +115,7 @@ fn ports_are_published_and_withdrawn_by_the_messages_of_pesto() {
         half.write_all(&update(&more)[..100]).unwrap();
         send(greeted(&socket.0, &first), &more);
         wait_until("the port is published", || is_greeted(8081));
-        assert!(UdpSocket::bind("0.0.0.0:5353").is_err(), "published");
+        wait_until("the UDP port is published", || is_echoed(5353));
         wait_until("the guest's port is published", || {
             netns_of(&guest).run(|| TcpStream::connect("127.0.0.1:7000")).is_ok()
         });
@@ -104,7 +124,9 @@ fn ports_are_published_and_withdrawn_by_the_messages_of_pesto() {
         send(client, &tables("8081:80", "none", "none"));
         wait_until("the first port is withdrawn", || is_closed(8080));
         assert!(is_greeted(8081));
+        let withdrawn = Instant::now();
         wait_until("the UDP port is withdrawn", || UdpSocket::bind("0.0.0.0:5353").is_ok());
+        assert!(withdrawn.elapsed() < Duration::from_secs(10), "and free, though it had a flow");
         wait_until("the guest's port is withdrawn", || {
             netns_of(&guest).run(|| TcpStream::connect("127.0.0.1:7000")).is_err()
         });

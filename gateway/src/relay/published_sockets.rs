@@ -106,15 +106,16 @@ impl<S: AsFd> PublishedSockets<S> {
         Some(published)
     }
 
-    /// Closes the sockets of a port.
-    pub(crate) fn unpublish(&mut self, forward: &Forward) {
-        self.remove(|published| published.port.forward == *forward);
+    /// Takes out the sockets of a port, which are closed with their last owner.
+    pub(crate) fn unpublish(&mut self, forward: &Forward) -> Vec<S> {
+        self.remove(|published| published.port.forward == *forward)
     }
 
-    fn remove(&mut self, is_meant: impl Fn(&Published<S>) -> bool) {
+    fn remove(&mut self, is_meant: impl Fn(&Published<S>) -> bool) -> Vec<S> {
         let meant = self.0.iter().filter(|(_, published)| is_meant(published));
         let ids: Vec<SlotId> = meant.map(|(id, _)| id).collect();
-        ids.into_iter().for_each(|id| drop(self.0.remove(id)));
+        let removed = ids.into_iter().filter_map(|id| self.0.remove(id));
+        removed.map(|published| published.socket).collect()
     }
 
     /// Closes all sockets.

@@ -11,7 +11,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpStream};
-use std::os::fd::OwnedFd;
+use std::os::fd::{OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering::Acquire, Ordering::Release};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -40,6 +40,8 @@ pub(crate) enum Message {
     Stat(Sender<Stat>),
     /// A UDP port of the host that is to be published.
     ReleasePort(u16),
+    /// The socket of a UDP port that is not published any more: its flows end.
+    EndFlowsOf(RawFd),
 }
 
 /// A client that was accepted at a published port. It is reset where no thread takes it: its listener has
@@ -264,6 +266,15 @@ impl Siblings {
         for other in others {
             // One that is busy keeps its port.
             let _ = self.post(other, Message::ReleasePort(number));
+        }
+    }
+
+    /// Asks the other threads to end the flows of the socket of a port that is not published any more.
+    pub(crate) fn end_flows_of(&mut self, socket: RawFd) {
+        let others: Vec<u16> = self.others().map(|(other, _)| other).collect();
+        for other in others {
+            // One that is busy keeps its flows.
+            let _ = self.post(other, Message::EndFlowsOf(socket));
         }
     }
 

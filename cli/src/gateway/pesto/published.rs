@@ -89,7 +89,7 @@ fn is_not_bound() -> io::Error {
     io::Error::other("it cannot be bound on the namespace's loopback")
 }
 
-/// A rule of a table. The sockets are those of the guest's loopback.
+/// A rule of a table, and its sockets on the guest's loopback.
 struct Entry {
     rule: Rule,
     sockets: Vec<u64>,
@@ -153,7 +153,7 @@ impl Published {
         });
         let new_host = add(host, *capabilities, &sent.host, &wanted.host, log);
         let new_guest = add(guest, *capabilities, &sent.guest, &wanted.guest, log);
-        // Before the ports are bound: `auto` would take them for those of a program.
+        // Before the ports are bound: `auto` would take them for ports of a program.
         self.tell_auto();
         for entry in &self.host[new_host..] {
             open(&entry.rule, log, |protocol, f| {

@@ -48,7 +48,7 @@ impl Tcp {
 
     /// No longer publishes a port; its connections stay.
     pub(crate) fn unpublish(&mut self, forward: &Forward) {
-        self.published.unpublish(forward);
+        drop(self.published.unpublish(forward));
     }
 
     /// Publishes nothing any more; the connections stay.

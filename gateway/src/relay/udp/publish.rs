@@ -2,7 +2,7 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::slice;
 use std::sync::Arc;
 
@@ -90,10 +90,23 @@ impl Udp {
         cx.siblings.share_published(sockets.collect());
     }
 
-    /// No longer publishes a port; what its flows have is still carried.
+    /// No longer publishes a port. Its flows end in all queues: they share its socket, and the port could not be bound
+    /// again before.
     pub(crate) fn unpublish(&mut self, cx: &mut Context<'_>, forward: &Forward) {
-        self.published.unpublish(forward);
+        let sockets = self.published.unpublish(forward);
         self.share_published(cx);
+        for socket in sockets.iter().map(AsRawFd::as_raw_fd) {
+            self.end_flows_of(cx, socket);
+            cx.siblings.end_flows_of(socket);
+        }
+    }
+
+    /// Ends the flows of the socket of a published port.
+    pub(crate) fn end_flows_of(&mut self, cx: &mut Context<'_>, socket: RawFd) {
+        let is_of = |flow: &Flow| flow.is_published() && flow.host.fd.as_raw_fd() == socket;
+        let of_socket = self.flows.iter().filter(|(_, flow)| is_of(flow));
+        let ids: Vec<SlotId> = of_socket.map(|(id, _)| id).collect();
+        ids.into_iter().for_each(|id| self.remove(cx, id));
     }
 
     /// Publishes nothing any more. A flow keeps the socket of its port.
