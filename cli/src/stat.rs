@@ -263,8 +263,12 @@ fn heading(document: &Document) -> String {
     };
     let Document { name, pid, addresses, device, .. } = document;
     let whose = guest_of(document).map(|guest| format!("gateway of {name} ({guest})"));
-    let (whose, addresses) = (whose.as_ref().unwrap_or(name), addresses.join(" "));
-    format!("{whose}, process {pid}, {}, {addresses}{elsewhere}\n", device.name)
+    let whose = whose.as_ref().unwrap_or(name);
+    let interface = [device.name.clone(), addresses.join(" ")];
+    let interface = interface.into_iter().filter(|part| !part.is_empty());
+    let parts: Vec<String> =
+        [whose.clone(), format!("process {pid}")].into_iter().chain(interface).collect();
+    format!("{}{elsewhere}\n", parts.join(", "))
 }
 
 /// Inode of the network namespace of this process.

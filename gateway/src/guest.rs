@@ -71,6 +71,19 @@ struct Version {
 }
 
 impl GuestNetwork {
+    /// The network of a guest without an interface of the gateway's.
+    pub fn none() -> GuestNetwork {
+        GuestNetwork {
+            name: "lo".to_owned(),
+            mtu: DEFAULT_MTU,
+            mac: None,
+            addresses: Vec::new(),
+            gateway_v4: None,
+            gateway_v6: None,
+            routes: Vec::new(),
+        }
+    }
+
     /// The network of a guest of this host.
     pub fn like(host: &HostNetwork, options: &GuestOptions) -> GuestNetwork {
         let v4 = (!options.without_v4).then(|| version_of(host.v4.as_ref(), options, true));

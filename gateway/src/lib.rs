@@ -3,6 +3,7 @@
 #![deny(unsafe_code)]
 #![warn(unreachable_pub, clippy::exhaustive_enums)]
 
+pub mod absent;
 pub mod allowance;
 pub mod attach;
 pub mod config;

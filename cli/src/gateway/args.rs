@@ -292,6 +292,9 @@ pub struct PortArgs {
     /// guest's address
     #[arg(long, overrides_with = "host_lo_to_ns_lo")]
     pub host_lo_to_ns_lo: bool,
+    /// No interface for the namespace: only ports between its loopback interface and the host's (-t, -u, -T, -U)
+    #[arg(long, overrides_with = "splice_only")]
+    pub splice_only: bool,
     /// Carry connections from the host's loopback interface through the guest's interface, as all others
     #[arg(long, overrides_with = "no_splice")]
     pub no_splice: bool,

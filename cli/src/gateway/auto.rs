@@ -10,12 +10,15 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use fulmar_gateway::netns::OpenPorts;
+use fulmar_gateway::policy::Protocol;
 use fulmar_gateway::ports::{Bind, Forward, PortSpec};
 use fulmar_gateway::published::PublishedPort;
 use fulmar_gateway::splice::Splicer;
 use fulmar_gateway::{FdHandler, Handle};
 use nix::sys::time::TimeSpec;
 use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
+
+use super::publish::HostPorts;
 
 const PERIOD_S: i64 = 1;
 /// Ports below are not published: the gateway has no right to bind them any more.
@@ -62,6 +65,8 @@ pub struct AutoPorts {
     pub in_guest: Option<Splicer>,
     /// The thread that connects from the host's namespace.
     pub in_host: Option<Splicer>,
+    /// Publishes ports of the host.
+    pub ports: HostPorts,
 }
 
 /// The ports of a transport that are given: by the options, and by pesto(1) while the gateway runs.
@@ -198,13 +203,18 @@ impl AutoPorts {
 
     /// Publishes the ports that are new, and withdraws those that are gone.
     fn rescan(&mut self, handle: &mut Handle<'_>) {
+        let ports = self.ports.clone();
+        let switch = |handle: &mut Handle<'_>, protocol, f: &Forward, on: bool| {
+            if on {
+                return ports.publish(handle, protocol, f).is_ok();
+            }
+            ports.unpublish(handle, protocol, f);
+            true
+        };
         if let Some(wanted) = self.tcp.of_guest() {
-            update(&mut self.tcp.on_host, wanted, |f, on| match on {
-                true => is_free(TcpListener::bind(any(f.from))) && handle.publish_tcp(f).is_ok(),
-                false => {
-                    handle.unpublish_tcp(f);
-                    true
-                }
+            update(&mut self.tcp.on_host, wanted, |f, on| {
+                let may_be = !on || is_free(TcpListener::bind(any(f.from)));
+                may_be && switch(handle, Protocol::Tcp, f, on)
             });
         }
         if let Some(mut wanted) = self.udp.of_guest() {
@@ -212,12 +222,8 @@ impl AutoPorts {
             wanted.extend(self.udp.allowed(&self.tcp.on_host));
             let own = handle.own_udp_ports();
             let is_free = |port| own.contains(&port) || is_free(UdpSocket::bind(any(port)));
-            update(&mut self.udp.on_host, wanted, |f, on| match on {
-                true => is_free(f.from) && handle.publish_udp(f).is_ok(),
-                false => {
-                    handle.unpublish_udp(f);
-                    true
-                }
+            update(&mut self.udp.on_host, wanted, |f, on| {
+                (!on || is_free(f.from)) && switch(handle, Protocol::Udp, f, on)
             });
         }
         self.rescan_host(&handle.own_udp_ports());

@@ -21,7 +21,8 @@ pub struct About {
     /// Inode of the network namespace of the host's sockets.
     network_namespace: Option<u64>,
     guest: Guest,
-    splicers: Vec<Splicer>,
+    /// The thread of the guest, whose own ports are the host's, and the thread of the host.
+    splicers: [Option<Splicer>; 2],
 }
 
 /// A document with its flows. A flow is converted when it is written: of ten thousand only the text is in memory.
@@ -44,7 +45,7 @@ impl About {
         target: &Target,
         network: &GuestNetwork,
         [host, guest]: [Option<u64>; 2],
-        splicers: Vec<Splicer>,
+        splicers: [Option<Splicer>; 2],
     ) -> About {
         let mut about = Guest::default();
         match target {
@@ -82,8 +83,8 @@ impl About {
 
     fn gateway(&self, stat: &Stat) -> Gateway {
         let cpu = clock_gettime(ClockId::CLOCK_PROCESS_CPUTIME_ID).ok().map(Duration::from);
-        // Those of the guest's loopback interface.
-        let host_ports = self.splicers.iter().flat_map(Splicer::published);
+        let [spliced, host_ports] =
+            self.splicers.each_ref().map(|splicer| splicer.iter().flat_map(Splicer::published));
         let mut all = Gateway::default();
         all.guest = self.guest.clone();
         all.uptime_us = micros(stat.uptime);
@@ -95,7 +96,8 @@ impl About {
         all.bytes_in = stat.totals.bytes_in;
         all.datagrams_out = stat.totals.datagrams_out;
         all.datagrams_in = stat.totals.datagrams_in;
-        all.published = stat.published.iter().map(published).collect();
+        all.published =
+            stat.published.iter().cloned().chain(spliced).map(|p| published(&p)).collect();
         all.host_ports = host_ports.map(|port| to_the_host(&port)).collect();
         let count = |why| refusal(why, stat.totals.refusals.value(why));
         all.refusals = Reason::ALL.iter().copied().map(count).collect();
@@ -106,7 +108,7 @@ impl About {
     /// Connections between the loopback interfaces.
     fn spliced(&self) -> Spliced {
         let sum = |of: fn(&Counters) -> &AtomicU64| -> u64 {
-            self.splicers.iter().map(|splicer| of(splicer.counters()).load(Relaxed)).sum()
+            self.splicers.iter().flatten().map(|splicer| of(splicer.counters()).load(Relaxed)).sum()
         };
         let mut all = Spliced::default();
         all.connections = sum(|c| &c.connections);

@@ -31,14 +31,13 @@ use std::time::{Duration, Instant};
 use fulmar_gateway::Gateway;
 use fulmar_gateway::pesto::{self, Capabilities, Specs, Tables};
 use fulmar_gateway::policy::Protocol;
-use fulmar_gateway::splice::Splicer;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{
     AddressFamily, SockFlag, SockType, UnixAddr, connect, getsockopt, socket, sockopt,
 };
 
-use super::auto::SharedGiven;
+use super::auto::AutoPorts;
 use super::log::Log;
 use super::plan::Plan;
 use super::publish::{Relay, bind_private, remove_socket};
@@ -95,13 +94,14 @@ impl PortControl {
     pub fn join(
         self,
         gateway: &mut Gateway,
-        [in_guest, in_host]: [Option<Splicer>; 2],
         opened: Opened,
-        given: [SharedGiven; 2],
+        auto: &AutoPorts,
     ) -> io::Result<Joined> {
         let PortControl { socket, capabilities, tables } = self;
-        let on_guest = in_guest.zip(in_host).map(|(inside, outside)| OnGuest { inside, outside });
-        let relay = Relay::of(gateway)?;
+        let on_guest = auto.in_guest.clone().zip(auto.in_host.clone());
+        let on_guest = on_guest.map(|(inside, outside)| OnGuest { inside, outside });
+        let relay = Relay::of(gateway, auto.ports.clone())?;
+        let given = [&auto.tcp, &auto.udp].map(|ports| ports.given.clone());
         let published =
             Published::new(capabilities, tables, opened, Box::new((relay, on_guest)), given);
         Ok(Joined { socket, published })

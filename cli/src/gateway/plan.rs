@@ -57,6 +57,8 @@ pub struct Ports {
     pub has_splice: bool,
     /// Connections from the host's loopback arrive at the guest's loopback.
     pub is_to_loopback: bool,
+    /// The guest has no interface, only these ports between the loopback interfaces.
+    pub is_splice_only: bool,
 }
 
 /// The gateway that the options describe.
@@ -184,6 +186,9 @@ impl Plan {
     /// The guest's interface on this host.
     pub fn network(&self, host: &HostNetwork) -> GuestNetwork {
         let (mut options, args) = (self.options.clone(), &self.attach);
+        if self.ports.is_splice_only {
+            return GuestNetwork::none();
+        }
         let upstreams = || [&host.v4, &host.v6].into_iter().flatten();
         let has_own = |is_v4: bool| options.gateways.iter().any(|g| g.is_ipv4() == is_v4);
         if args.no_copy_routes {
@@ -447,6 +452,9 @@ fn ports_of(args: &PortArgs, carry: &CarryArgs) -> Outcome<Ports> {
         }
         Ok(sum)
     };
+    if args.splice_only && args.no_splice {
+        return Err(Failure::new("--splice-only conflicts with --no-splice; omit one of them"));
+    }
     Ok(Ports {
         tcp: spec(&args.tcp_ports, carry.no_tcp, "--tcp-ports")?,
         udp: spec(&args.udp_ports, carry.no_udp, "--udp-ports")?,
@@ -456,6 +464,7 @@ fn ports_of(args: &PortArgs, carry: &CarryArgs) -> Outcome<Ports> {
         udp_filter: if args.udp_filter { UdpFilter::Address } else { UdpFilter::None },
         has_splice: !args.no_splice,
         is_to_loopback: args.host_lo_to_ns_lo,
+        is_splice_only: args.splice_only,
     })
 }
 

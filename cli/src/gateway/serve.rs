@@ -18,6 +18,7 @@ use std::time::Duration;
 
 use fulmar::Device;
 use fulmar::devices;
+use fulmar_gateway::absent::Absent;
 use fulmar_gateway::attach::{ExitWatch, Target};
 use fulmar_gateway::config::{Config, OnLoopback, Publish};
 use fulmar_gateway::contain::{self, Containment};
@@ -49,6 +50,7 @@ use super::log::{DEFAULT_BYTES, Log};
 use super::panics::{self, Panics};
 use super::pesto::{Opened, PortControl, given_by};
 use super::plan::Plan;
+use super::publish::HostPorts;
 use super::refused::{LastWords, Refused};
 use super::report::Reporter;
 use super::slirp::Caller;
@@ -160,8 +162,8 @@ impl Splicers {
         }
     }
 
-    fn all(&self) -> Vec<Splicer> {
-        [&self.guest, &self.host].into_iter().flatten().cloned().collect()
+    fn both(&self) -> [Option<Splicer>; 2] {
+        [self.guest.clone(), self.host.clone()]
     }
 
     fn counters(&self) -> Vec<&splice::Counters> {
@@ -193,7 +195,9 @@ pub fn serve(
     let pid_file = plan.process.pid.as_deref().map(create).transpose()?;
     let summary_file = wait::open_summary().during("cannot open the pipe for the summary")?;
     let endpoints = Endpoints::open(plan.process.metrics, &log)?;
-    let (states, reader) = (follow::start(&log), reload::start(plan, &log));
+    let is_splice_only = plan.ports.is_splice_only;
+    let states = if is_splice_only { None } else { follow::start(&log) };
+    let reader = reload::start(plan, &log);
     let control = PortControl::open(plan)?;
     let mut auto = start_auto(plan, control.as_ref(), &log);
     let (netns, identity) = attach_to(target, plan, &endpoints)?;
@@ -204,19 +208,22 @@ pub fn serve(
     let refused = Refused::of(plan, &log, name);
     let policy = |reporter: &Reporter| rules_policy(plan, reporter, refused.as_ref(), audit);
     let (mut config, reporter) = configure(plan, &host, network, devices, &splicers, policy);
-    config.publish = published_by(plan, control.as_ref());
+    let published = published_by(plan, control.as_ref());
+    if is_splice_only {
+        auto.ports = splicers.guest.clone().map(HostPorts::spliced).unwrap_or_default();
+        auto.ports.publish_first(&published)?;
+    } else {
+        config.publish = published;
+    }
     config.upstream = plan.proxy.as_ref().map(upstream).transpose()?;
     log_configuration(plan, &config, &log);
     let namespaces = endpoints.namespaces(&netns);
-    let about = About::new(plan, target, &config.network, namespaces, splicers.all());
+    let about = About::new(plan, target, &config.network, namespaces, splicers.both());
     let follower = Follower::new(states, plan, &config);
     let mut gateway = Gateway::new(config).map_err(|e| Failure::new(e.to_string()))?;
     (auto.in_guest, auto.in_host) = (splicers.guest.clone(), splicers.host.clone());
-    let control = control.map(|control| {
-        let given = [auto.tcp.given.clone(), auto.udp.given.clone()];
-        let opened = std::mem::take(&mut splicers.opened);
-        control.join(&mut gateway, [splicers.guest.clone(), splicers.host.clone()], opened, given)
-    });
+    let opened = std::mem::take(&mut splicers.opened);
+    let control = control.map(|control| control.join(&mut gateway, opened, &auto));
     let control = control.transpose().during("cannot prepare the socket of --conf-path")?;
     let ask = reader.map(|reader| reader.watch(&mut gateway, plan, &log)).transpose();
     let ask = ask.during("cannot watch for a new policy")?;
@@ -344,6 +351,11 @@ fn make_interface(
     pcap: Option<CaptureFile>,
     log: &Log,
 ) -> Outcome<Vec<Box<dyn Device>>> {
+    if plan.ports.is_splice_only {
+        let made = netns.run(fulmar_gateway::netns::loopback_up).and_then(|()| Absent::new());
+        let device = made.during("cannot prepare the namespace's loopback")?;
+        return Ok(vec![Box::new(device)]);
+    }
     let interface = interface::open(network, netns, plan.mac, plan.queues).map_err(sentence)?;
     log.say(&format!("the guest's interface is {}", interface.what));
     let devices = interface.queues;
@@ -452,7 +464,9 @@ fn make_splicers(
         }
         (splicers.host, splicers.host_loop) = (Some(host), Some(run));
     }
-    let leads_in = ports.has_splice && ports.tcp != PortSpec::None || control.is_some();
+    let leads_in = ports.has_splice && ports.tcp != PortSpec::None
+        || ports.is_splice_only
+        || control.is_some();
     if leads_in || [&ports.tcp_ns, &ports.udp_ns].into_iter().any(|spec| *spec == PortSpec::Auto) {
         let (guest, run) = splice::splicer()?;
         let (entered, has_entered) = channel();

@@ -1,4 +1,4 @@
-//! `--conf-path` as its clients use it: pesto(1) of passt where `scripts/setup peers` has unpacked it or it is installed,
+//! `--splice-only`, and `--conf-path` as its clients use it: pesto(1) of passt where `scripts/setup peers` has unpacked it or it is installed,
 //! and the bytes that it sends, by which the tests do without it.
 
 use std::fs;
@@ -15,7 +15,7 @@ use fulmar_gateway::pesto::{Capabilities, Rule, Specs, Tables, greeting, update}
 use fulmar_gateway::policy::Protocol;
 
 use crate::gateway_host::netns_of;
-use crate::guest::{Guest, Scratch, detached, pasta, wait_until};
+use crate::guest::{Guest, Scratch, detached, is_running, pasta, wait_until};
 use crate::support::{PATIENCE, in_sandbox, peer, text};
 
 const ALL: Capabilities = Capabilities { v4: true, v6: true, tcp: true, udp: true, auto: true };
@@ -211,5 +211,58 @@ fn pesto_itself_shows_adds_and_deletes_ports() {
         wait_until("all ports of the host are withdrawn", || is_closed(8081));
         // Rules that no gateway can have are not sent at all: the table is understood.
         assert!(!pesto(&["-D", "-t", "9999", &path]).unwrap().status.success());
+    });
+}
+
+#[test]
+fn splice_only_leads_from_loopback_to_loopback_and_makes_no_interface() {
+    in_sandbox(|| {
+        let (guest, socket) = (Guest::new(), Scratch::new("conf-splice"));
+        let ports = ["--splice-only", "-t", "8080:80", "-u", "5353", "-T", "7000", "-U", "none"];
+        let path = socket.text();
+        let gateway = detached(&[&ports[..], &["-c", &path, &guest.pid()]].concat());
+        assert!(is_running(gateway));
+        assert_eq!(guest.see("ip -o link").lines().count(), 1, "lo alone");
+        assert!(guest.see("ip route; ip -6 route show default").trim().is_empty());
+        // A server of the guest's loopback alone.
+        let server = netns_of(&guest).run(|| TcpListener::bind("127.0.0.1:80")).unwrap();
+        thread::spawn(move || {
+            for client in server.incoming() {
+                let _ = client.and_then(|mut client| client.write_all(b"hello"));
+            }
+        });
+        echo_in(&guest, 5353);
+        assert!(is_greeted(8080) && is_echoed(5353));
+        assert!(TcpStream::connect("10.77.0.1:8080").is_err(), "another address of the host");
+        let _served = TcpListener::bind("127.0.0.1:7000").unwrap();
+        netns_of(&guest).run(|| TcpStream::connect("127.0.0.1:7000")).unwrap();
+        let mut now = tables("8080:80", "5353", "7000");
+        let mut client = UnixStream::connect(&socket.0).unwrap();
+        client.read_exact(&mut vec![0; greeting(ALL, &now).len()]).unwrap();
+        now.host =
+            [rules(Protocol::Tcp, "8081:80"), rules(Protocol::Tcp, "10.77.0.1/8082:80")].concat();
+        send(client, &now);
+        wait_until("a port is published, and another one withdrawn", || {
+            is_closed(8080) && is_greeted(8081)
+        });
+        wait_until("the UDP port is withdrawn", || UdpSocket::bind("127.0.0.1:5353").is_ok());
+        assert!(TcpStream::connect("10.77.0.1:8082").is_err(), "no loopback address");
+        let refused = pasta(&["--splice-only", "-t", "10.77.0.1/9000", &Guest::new().pid()]);
+        assert!(text(&refused.stderr).contains("loopback addresses only"), "{refused:?}");
+    });
+}
+
+#[test]
+fn auto_leads_from_loopback_to_loopback_under_splice_only() {
+    in_sandbox(|| {
+        let guest = Guest::new();
+        detached(&["--splice-only", &guest.pid()]);
+        greet_in(&guest, 8090);
+        let _served = TcpListener::bind("127.0.0.1:7000").unwrap();
+        wait_until("the guest's port is published", || is_greeted(8090));
+        wait_until("the host's port is published", || {
+            netns_of(&guest).run(|| TcpStream::connect("127.0.0.1:7000")).is_ok()
+        });
+        assert!(TcpStream::connect("10.77.0.1:8090").is_err());
     });
 }

@@ -6,6 +6,7 @@ use fulmar_gateway::ports::Forward;
 
 use super::published::Publisher;
 use super::*;
+use crate::gateway::auto::SharedGiven;
 
 /// Notes what is asked for; port 22 is refused, as to a gateway without rights.
 #[derive(Clone, Default)]

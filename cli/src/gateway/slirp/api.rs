@@ -22,7 +22,7 @@ use serde_json::{Deserializer, Value};
 
 use super::forwards::{Forwards, Guest, Publisher, refused};
 use crate::failure::Outcome;
-use crate::gateway::publish::{Relay, bind_private, remove_socket};
+use crate::gateway::publish::{HostPorts, Relay, bind_private, remove_socket};
 
 /// A request has fewer bytes than this.
 pub(super) const MOST_BYTES: usize = 4096;
@@ -52,7 +52,7 @@ impl Bound {
     /// # Errors
     /// No descriptor.
     pub fn join(self, gateway: &mut Gateway) -> io::Result<Joined> {
-        Ok(Joined { relay: Relay::of(gateway)?, bound: self })
+        Ok(Joined { relay: Relay::of(gateway, HostPorts::default())?, bound: self })
     }
 }
 
