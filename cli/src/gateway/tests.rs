@@ -58,9 +58,46 @@ fn rootlesskits_lines_are_understood() {
     assert_eq!(by_path.guest, Guest::Existing(Target::Path { netns: "/x/netns".into(), userns }));
 }
 
+/// The lines as RootlessKit 2.0.2 (Debian) and 3.3.0 start them; containerd-rootless.sh of nerdctl 2.3.5 has 3.3.0 start
+/// the last two.
+#[test]
+fn lines_of_rootlesskit_of_2026_are_understood() {
+    let common = "--ns-ifname=tap0 --mtu=65520 --address=10.0.2.100 --netmask=24 --gateway=10.0.2.2 \
+                  --dns-forward=10.0.2.3";
+    let v2 = plan(&format!(
+        "--foreground --stderr {common} --no-dhcp --no-ra --no-map-gw --ipv4-only --tcp-ports=auto --udp-ports=auto 7"
+    ));
+    assert!(v2.process.foreground && !v2.configures && !v2.serves.dhcp);
+    let by_path = "--userns=/proc/7/ns/user --netns=/proc/7/root/run/rk/netns";
+    let v6 = "--address=fd00::100 --gateway=fd00::2 --dns-forward=fd00::3";
+    let implicit = plan(&format!(
+        "{common} --config-net {v6} --tcp-ports=auto --udp-ports=auto --host-lo-to-ns-lo {by_path}"
+    ));
+    assert_eq!((implicit.options.addresses.len(), implicit.map.dns_forward.len()), (2, 2));
+    let closed = "--no-map-gw --tcp-ns=none --udp-ns=none --ipv4-only";
+    let none = "--tcp-ports=none --udp-ports=none";
+    let pesto = plan(&format!(
+        "{common} --config-net {closed} {none} --conf-path=/run/rk/.pasta.sock {by_path}"
+    ));
+    assert_eq!(pesto.conf_path, Some("/run/rk/.pasta.sock".into()));
+    assert_eq!((pesto.ports.tcp, pesto.ports.tcp_ns), (PortSpec::None, PortSpec::None));
+    let auto = "--tcp-ports=auto --udp-ports=auto";
+    let implicit =
+        plan(&format!("{common} --config-net {closed} {auto} --host-lo-to-ns-lo {by_path}"));
+    assert!(implicit.ports.is_to_loopback && implicit.conf_path.is_none());
+}
+
+#[test]
+fn loopback_alone_needs_splicing() {
+    let ports = ports("--splice-only -t 8080:80 1");
+    assert!(ports.is_splice_only && ports.has_splice);
+    assert!(refusal("--splice-only --no-splice 1").contains("conflicts with --no-splice"));
+}
+
 #[test]
 fn the_version_is_printed_whatever_stands_before() {
-    for line in ["--version", "--host-lo-to-ns-lo --version"] {
+    // RootlessKit 3.3.0 asks by the second one and the third one for what pasta can do.
+    for line in ["--version", "--host-lo-to-ns-lo --version", "--conf-path=/dev/null --version"] {
         let e = parse(line).unwrap_err();
         assert_eq!(e.kind(), ErrorKind::DisplayVersion, "{line}");
         assert!(e.to_string().starts_with("pasta 0."), "{e}");

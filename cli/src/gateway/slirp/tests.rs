@@ -82,6 +82,27 @@ fn rootlesskits_lines_are_understood() {
     assert_eq!(plan(&line).guest, by_path);
 }
 
+/// By containerd-rootless.sh of nerdctl 2.3.5, with RootlessKit 3.3.0.
+#[test]
+fn nerdctls_line_is_understood() {
+    let line = "--mtu 65520 -r 3 --disable-host-loopback --enable-seccomp --userns-path=/proc/57/ns/user \
+                --netns-type=path /proc/57/root/run/user/1/containerd-rootless/netns tap0";
+    let plan = plan(line);
+    assert!(!plan.configures && plan.options.mtu == Some(65_520));
+    assert_eq!(plan.map.map_host_loopback, [OrNone::None]);
+}
+
+/// By the supervisor of a private network of MXC 0.8.0 (@microsoft/mxc-sdk).
+#[test]
+fn mxcs_line_is_understood() {
+    let options = parse("--configure --mtu=65520 --ready-fd 9 --exit-fd 4 4242 tap0").unwrap();
+    assert_eq!(options.descriptors(), [9, 4]);
+    let plan = options.plan().unwrap();
+    assert!(plan.configures && plan.options.without_v6);
+    assert_eq!(plan.map.map_host_loopback, [OrNone::Is(ip("10.0.2.2"))]);
+    assert_eq!(parse("--version").unwrap_err().exit_code(), 0, "by which it is looked for");
+}
+
 #[test]
 fn options_may_be_abbreviated_repeated_and_follow_the_target() {
     let options =
