@@ -157,6 +157,31 @@ fn messages_without_a_meaning_change_nothing() {
 }
 
 #[test]
+fn another_user_is_not_greeted_even_if_the_file_lets_everybody_in() {
+    in_sandbox(|| {
+        let (guest, socket) = (Guest::new(), Scratch::new("conf-user"));
+        start(&guest, &socket.0, "8080:80");
+        fs::set_permissions(&socket.0, fs::Permissions::from_mode(0o666)).unwrap();
+        let said_to = |user: &str| {
+            let script = "import os, socket, sys
+if sys.argv[2] != '0': os.setresuid(*[int(sys.argv[2])] * 3)
+s = socket.socket(socket.AF_UNIX); s.settimeout(60); s.connect(sys.argv[1])
+print(s.recv(5))";
+            let output = Command::new("python3")
+                .args(["-c", script, &socket.text(), user])
+                .output()
+                .unwrap();
+            output.status.success().then(|| text(&output.stdout))
+        };
+        assert_eq!(said_to("0").as_deref(), Some("b'basil'\n"));
+        match said_to("65534") {
+            Some(said) => assert_eq!(said, "b''\n"),
+            None => println!("SKIPPED: no other user in this user namespace"),
+        }
+    });
+}
+
+#[test]
 fn ports_on_which_the_guest_listens_are_published_when_pesto_asks_for_auto() {
     in_sandbox(|| {
         let (guest, socket) = (Guest::new(), Scratch::new("conf-auto"));
