@@ -1,6 +1,7 @@
 //! `fulmar gateway`, which is also `pasta`: a network for a namespace without root.
 
 pub(crate) mod args;
+pub(crate) mod ask;
 pub(crate) mod audit;
 mod auto;
 pub(crate) mod capture;
@@ -30,7 +31,6 @@ mod wait;
 mod watch;
 
 use std::ffi::{OsStr, OsString};
-use std::net::IpAddr;
 use std::os::fd::RawFd;
 use std::path::Path;
 use std::process::{Child, ExitCode};
@@ -38,8 +38,9 @@ use std::process::{Child, ExitCode};
 use clap::error::{ContextKind, ErrorKind};
 use clap::{CommandFactory, Parser};
 use fulmar_gateway::attach::Target;
+use fulmar_gateway::hidden;
 use fulmar_gateway::netns::User;
-use fulmar_gateway::program;
+use fulmar_gateway::program::{self, Resolvers};
 
 use crate::failure::{During, Failure, Outcome};
 pub use args::Args;
@@ -125,9 +126,12 @@ impl Session<'_> {
     /// As `run`.
     pub fn run_and_wait(&self) -> Outcome<ExitCode> {
         match Process::current() {
-            Process::Command if !wait::is_waited_for() => wait::run_and_wait(),
+            Process::Command if !wait::is_waited_for() => {
+                wait::run_and_wait(self.plan.ask.as_ref())
+            }
             Process::Command => {
                 wait::unblock();
+                wait::enter_terminal()?;
                 self.run()
             }
             _ => self.run(),
@@ -151,9 +155,13 @@ impl Session<'_> {
         self.plan.audit.iter().filter_map(audit::Target::inherited).collect()
     }
 
-    /// The resolvers of the program's own resolv.conf; none: it has the host's.
-    fn resolvers(&self) -> &[IpAddr] {
-        if self.user == User::Same { &self.plan.map.dns_forward } else { &[] }
+    /// The resolvers of the program's own resolv.conf; `None`: it has the host's.
+    fn resolvers(&self) -> Option<Resolvers> {
+        let servers = self.plan.map.dns_forward.clone();
+        // A name that a domain completes would be asked about, and the user does not know whether it exists.
+        let has_domains = self.plan.ask.is_none();
+        (self.user == User::Same && !servers.is_empty())
+            .then_some(Resolvers { servers, has_domains })
     }
 
     fn serve(&self, target: &Target, mode: RunMode) -> Outcome<ExitCode> {
@@ -163,9 +171,11 @@ impl Session<'_> {
     /// Gives the program of a run its resolvers, and takes from it what would undo the rules of the next run.
     fn prepare_program(&self) -> std::io::Result<()> {
         self.plan.outside.close()?;
-        let dns = self.resolvers();
-        if !dns.is_empty() {
-            program::resolve_through(dns)?;
+        if let Some(resolvers) = self.resolvers() {
+            program::resolve_through(&resolvers)?;
+        }
+        if let Some(terminal) = &self.plan.terminal {
+            hidden::cover(terminal)?;
         }
         self.plan.protected.iter().try_for_each(|path| program::make_read_only(path))?;
         program::forbid_terminal_input()?;

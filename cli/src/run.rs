@@ -17,6 +17,7 @@ use crate::bounds::within;
 use crate::failure::{During, Failure, Outcome};
 use crate::gateway::Session;
 use crate::gateway::args::Args as GatewayArgs;
+use crate::gateway::ask::{self, Whom};
 use crate::gateway::audit::Target;
 use crate::gateway::outside::Outside;
 use crate::gateway::plan::Plan;
@@ -38,6 +39,7 @@ const RULES_FILE: &str = "fulmar/run.rules";
   fulmar run --allow '*.debian.org:80' -- apt-get download hello
   fulmar run --deny 10.0.0.0/8 -- npm install
   fulmar run --no-network --host-port 5432 -- psql -h localhost
+  fulmar run --ask --allow '*.debian.org' -- ./installer
 
 A rule is HOST[:PORTS]; HOST is an address, a prefix, a name, *.name or *.
 Write an IPv6 address with a port in brackets: [2001:db8::1]:443. A rule
@@ -122,6 +124,13 @@ pub struct Args {
     /// Write the program's packets to this file (pcapng)
     #[arg(long, value_name = "FILE")]
     pcap: Option<PathBuf>,
+    /// Refuse what no rule allows, but ask about it on the terminal, while the connection waits: once, always (in this run),
+    /// no, never, stop (no more questions)
+    #[arg(long)]
+    ask: bool,
+    /// As --ask, but ask the program that listens at this Unix socket, by JSON lines
+    #[arg(long, value_name = "PATH", conflicts_with = "ask")]
+    ask_socket: Option<PathBuf>,
     /// Append what the program asks for and reaches to this file, as JSON lines; fd:N: to an open descriptor
     #[arg(long, value_name = "FILE|fd:N")]
     audit: Option<Target>,
@@ -163,7 +172,13 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
     let mut plan = Plan::new(&gateway)?;
     plan.guest = crate::gateway::plan::Guest::Program(args.command.clone());
     let wanted = wanted(args)?;
-    if wanted.has_given_names() || (args.learn.is_some() && wanted.names == NamesMode::Given) {
+    plan.ask = args.whom();
+    if plan.ask.is_some() && wanted.names == NamesMode::Real {
+        let what = "cannot ask about names that have their real addresses; omit --names real";
+        return Err(Failure::new(what));
+    }
+    let is_open = args.learn.is_some() || plan.ask.is_some();
+    if wanted.has_given_names() || (is_open && wanted.names == NamesMode::Given) {
         plan.names = Some(Ranges::of_global_id(global_id()?));
     }
     let Wanted { rules, encrypted_hello, proxy, audit, text, .. } = wanted;
@@ -173,7 +188,7 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
     let has_rules = !rules.is_empty();
     // The last line about refusals comes after the program.
     let writes = audit.is_some() || args.learn.is_some();
-    let waits = args.summary || writes || !args.quiet && has_rules;
+    let waits = args.summary || writes || plan.ask.is_some() || !args.quiet && has_rules;
     plan.rules = Some(rules);
     plan.protected = protected(args);
     if let Some(target) = &audit {
@@ -187,6 +202,9 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
     plan.learn = args.learn.clone();
     plan.outside = outside(args, has_rules)?;
     plan.has_summary = args.summary;
+    if plan.ask == Some(Whom::Terminal) {
+        plan.terminal = ask::own_terminal();
+    }
     let session = Session { plan, name: "fulmar run", user: User::Same };
     if waits { session.run_and_wait() } else { session.run() }
 }
@@ -278,6 +296,12 @@ impl Wanted {
 }
 
 impl Args {
+    /// Who is asked about what no rule names.
+    fn whom(&self) -> Option<Whom> {
+        let socket = self.ask_socket.clone().map(Whom::Socket);
+        socket.or(self.ask.then_some(Whom::Terminal))
+    }
+
     /// The policy file.
     pub fn policy(&self) -> Option<&Path> {
         self.policy.as_deref()
@@ -338,6 +362,9 @@ fn add_options(rules: &mut Rules, args: &Args) {
     args.deny.iter().for_each(|rule| rules.deny(rule.clone(), Source::Option));
     if args.no_network {
         rules.close(Source::Option);
+    }
+    if args.whom().is_some() {
+        rules.close_to_ask();
     }
 }
 

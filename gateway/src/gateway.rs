@@ -116,6 +116,12 @@ impl Handle<'_> {
         self.first.set_rules(rules);
     }
 
+    /// Asks the policy again about the flows that wait for its decision
+    /// ([`Decision::Wait`](crate::Decision::Wait)), in the threads of all queues.
+    pub fn decide_again(&mut self) {
+        self.first.decide_again();
+    }
+
     /// Replaces what the guest is given by DHCP and DHCPv6 when it asks, and by router advertisements: a new one is sent
     /// to it at once.
     pub fn set_answers(

@@ -13,7 +13,6 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -27,7 +26,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sched::{CloneFlags, setns, unshare};
 
 use crate::follow::PathWatch;
-use crate::program::{STAGING, mount_staging, resolv_conf};
+use crate::program::{Resolvers, STAGING, mount_staging, resolv_conf};
 use crate::resolv::{RESOLV_CONF, contents};
 
 /// How long it waits after a change: what comes together is looked at together, and a mount that is lost again and again
@@ -42,7 +41,7 @@ type Id = (u64, u64);
 struct Keeper {
     own: File,
     programs: OwnedFd,
-    nameservers: Vec<IpAddr>,
+    resolvers: Resolvers,
     /// The copy below [`STAGING`], and what is in it.
     staged: PathBuf,
     text: Vec<u8>,
@@ -57,10 +56,10 @@ struct Keeper {
 /// A right is missing, or the kernel is older.
 pub fn keep_resolv_conf(
     programs: OwnedFd,
-    nameservers: &[IpAddr],
+    resolvers: &Resolvers,
     end: BorrowedFd<'_>,
 ) -> io::Result<()> {
-    let mut keeper = Keeper::new(programs, nameservers)?;
+    let mut keeper = Keeper::new(programs, resolvers)?;
     loop {
         let watch = PathWatch::new(Path::new(RESOLV_CONF)).ok();
         let has_new_text = keeper.bring_up_to_date()?;
@@ -73,20 +72,20 @@ pub fn keep_resolv_conf(
 }
 
 impl Keeper {
-    fn new(programs: OwnedFd, nameservers: &[IpAddr]) -> io::Result<Keeper> {
+    fn new(programs: OwnedFd, resolvers: &Resolvers) -> io::Result<Keeper> {
         unshare(CloneFlags::CLONE_NEWNS)?;
         let (none, private) = (None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE);
         mount(none, "/", none, private, none)?;
         mount_staging()?;
         let own = File::open("/proc/thread-self/ns/mnt")?;
-        let (staged, nameservers) = (Path::new(STAGING).join("resolv.conf"), nameservers.to_vec());
+        let (staged, resolvers) = (Path::new(STAGING).join("resolv.conf"), resolvers.clone());
         let (text, mounted) = (Vec::new(), None);
-        let mut keeper = Keeper { own, programs, nameservers, staged, text, mounted };
+        let mut keeper = Keeper { own, programs, resolvers, staged, text, mounted };
         keeper.bring_up_to_date()?;
         // The program's own process has mounted one, unless that is lost already.
         keeper.mounted = keeper.in_programs(|keeper| {
             let there = contents(Path::new(RESOLV_CONF)).unwrap_or_default();
-            let own = resolv_conf(b"", &keeper.nameservers);
+            let own = resolv_conf(b"", &keeper.resolvers);
             Ok(there.starts_with(&own).then(current).flatten())
         })?;
         Ok(keeper)
@@ -95,7 +94,7 @@ impl Keeper {
     /// Writes the copy where the host's file has changed. Returns whether it has.
     fn bring_up_to_date(&mut self) -> io::Result<bool> {
         let hosts = contents(Path::new(RESOLV_CONF)).unwrap_or_default();
-        let text = resolv_conf(&hosts, &self.nameservers);
+        let text = resolv_conf(&hosts, &self.resolvers);
         if text == self.text {
             return Ok(false);
         }

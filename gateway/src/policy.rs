@@ -95,12 +95,29 @@ pub enum Decision {
     Allow,
     /// It may not: a connection is reset, a datagram is answered by ICMP's "administratively prohibited".
     Deny,
+    /// It is not decided yet. A connection waits without an answer to its SYN, and the policy is asked again every second,
+    /// and at once after [`Handle::decide_again`](crate::Handle::decide_again). After a minute it is reset. A datagram is
+    /// dropped: programs send again.
+    Wait,
 }
 
 /// Decides about the flows of a guest, before anything of them leaves the host.
 pub trait Policy: Send {
     /// A flow begins.
     fn decide(&mut self, flow: &NewFlow<'_>) -> Decision;
+
+    /// As [`Policy::decide`], where nothing can wait: a flow that has begun, under new rules, or one that a host outside
+    /// begins. [`Decision::Wait`] is a denial.
+    fn decide_now(&mut self, flow: &NewFlow<'_>) -> Decision {
+        self.decide(flow)
+    }
+
+    /// Whether the name of a flow may be looked up for it, where names have addresses of their own. `leads_to` is `to`:
+    /// the real address is not known. A flow that waits here is decided before the host's resolvers hear of the name.
+    fn decide_look_up(&mut self, flow: &NewFlow<'_>) -> Decision {
+        let _ = flow;
+        Decision::Allow
+    }
 
     /// The names of its address for which a flow that was allowed is allowed, if it is not for its address: the guest's
     /// first bytes must then ask for one of them ([`first`]). Asked where names have their real addresses.
@@ -135,7 +152,8 @@ pub trait Policy: Send {
     }
 
     /// A DNS question for records of a type of a name, in lower case, without the dot at its end. What is denied is
-    /// answered by REFUSED.
+    /// answered by REFUSED. Where names have addresses of their own, [`Decision::Wait`] lets the guest have those of the
+    /// name, and the host's resolvers are not asked until a flow to it is allowed; elsewhere it is a denial.
     fn decide_name(&mut self, name: &str, record_type: u16) -> Decision {
         let _ = (name, record_type);
         Decision::Allow

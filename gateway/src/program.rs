@@ -20,7 +20,10 @@ use seccompiler::{apply_filter, sock_filter};
 use crate::resolv::{RESOLV_CONF, contents, value_of};
 
 /// Keywords of the host's resolv.conf that the program's has, too.
-const KEPT: [&[u8]; 4] = [b"search", b"domain", b"options", b"sortlist"];
+const KEPT: [&[u8]; 2] = [b"options", b"sortlist"];
+const DOMAINS: [&[u8]; 2] = [b"search", b"domain"];
+/// Without a list the C library takes the domain of the host's name.
+const NO_DOMAIN: &[u8] = b"search .\n";
 /// Bytes of the program's file.
 const MOST_BYTES: usize = 32 << 10;
 /// A folder that every system has, under which a file system in memory is mounted for a moment.
@@ -46,16 +49,25 @@ pub fn enter(user: User, is_strict: bool) -> io::Result<()> {
     Ok(())
 }
 
+/// The resolvers of a program.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Resolvers {
+    /// Their addresses.
+    pub servers: Vec<IpAddr>,
+    /// Names are completed by the domains of the host's file.
+    pub has_domains: bool,
+}
+
 /// Bind-mounts an `/etc/resolv.conf` for this process and its children: these resolvers, and the domains and options of
 /// the host's file.
 ///
 /// # Errors
 /// The step that failed. A host without the file is left as it is.
-pub fn resolve_through(nameservers: &[IpAddr]) -> io::Result<()> {
+pub fn resolve_through(resolvers: &Resolvers) -> io::Result<()> {
     if !fs::metadata(RESOLV_CONF).is_ok_and(|m| !m.is_dir()) {
         return Ok(());
     }
-    let text = resolv_conf(&contents(Path::new(RESOLV_CONF)).unwrap_or_default(), nameservers);
+    let text = resolv_conf(&contents(Path::new(RESOLV_CONF)).unwrap_or_default(), resolvers);
     mount_staging()?;
     let none = None::<&str>;
     let file = Path::new(STAGING).join("resolv.conf");
@@ -158,10 +170,13 @@ pub(crate) fn mount_staging() -> io::Result<()> {
 }
 
 /// The file of a program, of at most [`MOST_BYTES`]: lines of the host's that do not fit are left out.
-pub(crate) fn resolv_conf(hosts: &[u8], nameservers: &[IpAddr]) -> Vec<u8> {
-    let servers: String = nameservers.iter().map(|a| format!("nameserver {a}\n")).collect();
-    let mut text = servers.into_bytes();
-    let is_kept = |line: &&[u8]| KEPT.iter().any(|keyword| value_of(line, keyword).is_some());
+pub(crate) fn resolv_conf(hosts: &[u8], resolvers: &Resolvers) -> Vec<u8> {
+    let servers = resolvers.servers.iter().map(|a| format!("nameserver {a}\n"));
+    let mut text = servers.collect::<String>().into_bytes();
+    let domains: &[&[u8]] = if resolvers.has_domains { &DOMAINS } else { &[] };
+    text.extend(if resolvers.has_domains { b"" } else { NO_DOMAIN });
+    let kept = KEPT.iter().chain(domains);
+    let is_kept = |line: &&[u8]| kept.clone().any(|keyword| value_of(line, keyword).is_some());
     for line in hosts.split(|byte| *byte == b'\n').filter(is_kept) {
         if text.len() + line.len() < MOST_BYTES {
             text.extend_from_slice(line);
@@ -178,10 +193,16 @@ mod tests {
     #[test]
     fn domains_and_options_of_the_host_are_kept_and_its_resolvers_replaced() {
         let hosts = b"# made by hand\nnameserver 127.0.0.53\noptions edns0 trust-ad\nsearch a.example b.example\n";
-        let own = ["169.254.1.1".parse().unwrap()];
+        let servers = vec!["169.254.1.1".parse().unwrap()];
+        let own = Resolvers { servers, has_domains: true };
         assert_eq!(
             String::from_utf8(resolv_conf(hosts, &own)).unwrap(),
             "nameserver 169.254.1.1\noptions edns0 trust-ad\nsearch a.example b.example\n"
+        );
+        let without = Resolvers { has_domains: false, ..own.clone() };
+        assert_eq!(
+            String::from_utf8(resolv_conf(hosts, &without)).unwrap(),
+            "nameserver 169.254.1.1\nsearch .\noptions edns0 trust-ad\n"
         );
         let long =
             ["search ".as_bytes(), &b"x".repeat(10 << 20), b"\noptions \xff\nsearch a.example"]

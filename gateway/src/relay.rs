@@ -35,7 +35,7 @@ use crate::config::{BindAddresses, Carries, Config, Limits, OnLoopback, Outbound
 use crate::first::{EncryptedHello, Expected};
 use crate::mapping::{Mapping, is_link_local};
 use crate::names::pins::Known;
-use crate::policy::{NewClient, NewFlow, Protocol};
+use crate::policy::{Decision, NewClient, NewFlow, Protocol};
 use crate::setup;
 use crate::stat::{Direction, Refusal, Totals};
 use crate::upstream::{Target, Upstream};
@@ -181,8 +181,25 @@ pub(crate) enum Way {
     Through(Target, Option<Names>),
     /// To a name that has to be looked up first.
     LookUp(Arc<str>),
+    /// Not known yet: the policy decides later.
+    Undecided,
     /// Nowhere; the guest gets this failure.
     Refused(Failure, Refusal),
+}
+
+/// How the policy is asked about a flow.
+type Decide = fn(&SharedPolicy, &NewFlow<'_>) -> Decision;
+
+/// What the policy decides about a flow of the guest to a name that the upstream proxy resolves.
+fn through(
+    decide: Decide,
+    settings: &Settings,
+    protocol: Protocol,
+    (from, to): (SocketAddr, SocketAddr),
+    name: &str,
+) -> Decision {
+    let wanted = NewFlow { name: Some(name), ..NewFlow::new(protocol, from, to) };
+    decide(&settings.policy, &wanted)
 }
 
 /// The failure that the guest gets of a flow that the policy denies.
@@ -296,8 +313,11 @@ impl Context<'_> {
         let Some(leads_to) = self.settings.mapping.target(to) else {
             return Way::Refused(failure, Refusal::Forbidden);
         };
-        if !self.allows(protocol, from, to, leads_to) {
-            return Way::Refused(denied(protocol), Refusal::Policy);
+        let wanted = self.new_flow(protocol, (from, to), leads_to, None);
+        match self.settings.policy.decide(&wanted) {
+            Decision::Allow => {}
+            Decision::Wait => return Way::Undecided,
+            Decision::Deny => return Way::Refused(denied(protocol), Refusal::Policy),
         }
         let names = self.names_at(protocol, from, to, leads_to);
         if self.settings.upstream.is_none() || leads_to.ip() != to.ip() {
@@ -356,20 +376,30 @@ impl Context<'_> {
             return self.way_through(protocol, from, to, name);
         }
         let Some((known, _)) = self.settings.names.known(&name, self.now) else {
-            return Way::LookUp(name);
+            let wanted = NewFlow { name: Some(&name), ..NewFlow::new(protocol, from, to) };
+            return match self.settings.policy.decide_look_up(&wanted) {
+                Decision::Allow => Way::LookUp(name),
+                Decision::Wait => Way::Undecided,
+                Decision::Deny => Way::Refused(denied(protocol), Refusal::Policy),
+            };
         };
         let Known::Addresses(addresses) = known else {
             return Way::Refused(Failure::NoHost, Refusal::NameFailed);
         };
         let mut candidates: Candidates = SmallVec::new();
+        let mut waits = false;
         for address in addresses {
             let leads_to = SocketAddr::new(address, to.port());
-            if self.allows_by_name(protocol, (from, to), leads_to, &name) {
-                candidates.push(leads_to);
+            match self.by_name(SharedPolicy::decide, protocol, (from, to), leads_to, &name) {
+                Decision::Allow => candidates.push(leads_to),
+                Decision::Wait => waits = true,
+                Decision::Deny => {}
             }
         }
-        if candidates.is_empty() {
-            return Way::Refused(denied(protocol), Refusal::Policy);
+        match candidates.is_empty() {
+            true if waits => return Way::Undecided,
+            true => return Way::Refused(denied(protocol), Refusal::Policy),
+            false => {}
         }
         Way::To(candidates, Some(Names { allowed: smallvec![name], are_all: true }))
     }
@@ -382,8 +412,10 @@ impl Context<'_> {
         to: SocketAddr,
         name: Arc<str>,
     ) -> Way {
-        if !self.allows_through(protocol, from, to, &name) {
-            return Way::Refused(denied(protocol), Refusal::Policy);
+        match through(SharedPolicy::decide, self.settings, protocol, (from, to), &name) {
+            Decision::Allow => {}
+            Decision::Wait => return Way::Undecided,
+            Decision::Deny => return Way::Refused(denied(protocol), Refusal::Policy),
         }
         if protocol != Protocol::Tcp {
             return Way::Refused(denied(protocol), Refusal::Upstream);
@@ -392,35 +424,24 @@ impl Context<'_> {
         Way::Through(target, Some(Names { allowed: smallvec![name], are_all: true }))
     }
 
-    /// Whether the policy allows the guest a flow to a name that the upstream proxy resolves.
-    fn allows_through(
+    /// What the policy decides about a flow of the guest to an address of a name.
+    fn by_name(
         &self,
-        protocol: Protocol,
-        from: SocketAddr,
-        to: SocketAddr,
-        name: &str,
-    ) -> bool {
-        let wanted = NewFlow { name: Some(name), ..NewFlow::new(protocol, from, to) };
-        self.settings.policy.allows(&wanted)
-    }
-
-    /// Whether the policy allows the guest a flow to an address of a name.
-    fn allows_by_name(
-        &self,
+        decide: Decide,
         protocol: Protocol,
         (from, to): (SocketAddr, SocketAddr),
         leads_to: SocketAddr,
         name: &str,
-    ) -> bool {
+    ) -> Decision {
         // What the resolver says must not lead where a mapping leads.
         if self.settings.mapping.target(leads_to) != Some(leads_to) {
-            return false;
+            return Decision::Deny;
         }
         let wanted = self.new_flow(protocol, (from, to), leads_to, Some(name));
-        self.settings.policy.allows(&wanted)
+        decide(&self.settings.policy, &wanted)
     }
 
-    /// Whether the policy allows the guest a flow. `leads_to`: the destination as the host knows it.
+    /// Whether the policy allows the guest a flow that cannot wait. `leads_to`: the destination as the host knows it.
     pub(crate) fn allows(
         &self,
         protocol: Protocol,
@@ -429,7 +450,7 @@ impl Context<'_> {
         leads_to: SocketAddr,
     ) -> bool {
         let wanted = self.new_flow(protocol, (from, to), leads_to, None);
-        self.settings.policy.allows(&wanted)
+        self.settings.policy.decide_now(&wanted) == Decision::Allow
     }
 
     /// Whether new rules allow a flow that has begun. By real addresses it is not known which name the flow was
@@ -445,9 +466,14 @@ impl Context<'_> {
             return self.settings.policy.admits(&NewClient { protocol, from: host });
         }
         let has_proxy = self.settings.upstream.is_some();
+        let (now, ends): (Decide, _) = (SharedPolicy::decide_now, (guest, peer));
         match self.settings.names.meaning(peer.ip()) {
-            Meaning::Name(name) if has_proxy => self.allows_through(protocol, guest, peer, &name),
-            Meaning::Name(name) => self.allows_by_name(protocol, (guest, peer), host, &name),
+            Meaning::Name(name) if has_proxy => {
+                through(now, self.settings, protocol, ends, &name) == Decision::Allow
+            }
+            Meaning::Name(name) => {
+                self.by_name(now, protocol, ends, host, &name) == Decision::Allow
+            }
             Meaning::Nothing => false,
             Meaning::Address => {
                 let target =

@@ -284,6 +284,14 @@ impl Rules {
         self.close_as("no-network", source);
     }
 
+    /// Refuses what no rule names, as long as nothing else does: rules of all sources count. For a user who is asked about
+    /// it ([`Step::Default`]).
+    pub fn close_to_ask(&mut self) {
+        self.compiled.take();
+        let denial = Denial(Why::Said("ask".to_owned(), Source::Option));
+        self.closings.push(Closing { denial, is_option: false });
+    }
+
     /// `what`: how that was said.
     fn close_as(&mut self, what: &str, source: Source) {
         self.close_by(Denial(Why::Said(what.to_owned(), source.clone())), &source);

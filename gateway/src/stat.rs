@@ -38,6 +38,8 @@ macro_rules! refusals {
 refusals! {
     /// The policy denies the flow.
     Policy = "policy";
+    /// The policy has not decided: a datagram came meanwhile, a connection waited for a minute, or too many wait.
+    Undecided = "undecided";
     /// A new policy denies a flow that the one before allowed; it was ended.
     PolicyChanged = "policy_changed";
     /// The destination is one that the options do not permit: the host's loopback, a group, a broadcast.

@@ -187,6 +187,11 @@ impl Worker {
         self.siblings.note_new_rules();
     }
 
+    /// Lets all workers ask the policy about the flows that wait.
+    pub(crate) fn decide_again(&self) {
+        self.siblings.note_decided();
+    }
+
     /// Ends the other workers.
     pub(crate) fn end_others(&self) {
         self.siblings.end_all();
@@ -362,6 +367,10 @@ impl Worker {
             layers.tcp.end_denied(&mut cx);
             layers.udp.end_denied(&mut cx);
             layers.echoes.end_denied(&mut cx);
+        }
+        if self.siblings.take_decided() {
+            let (layers, mut cx) = self.layers();
+            layers.tcp.decide_again(&mut cx);
         }
         for message in self.siblings.messages() {
             match message {

@@ -198,7 +198,7 @@ pub fn close_inherited(guest: &Guest, becomes: Becomes, kept: &[RawFd]) -> io::R
     let named: BTreeSet<RawFd> = line.iter().flat_map(|a| descriptors_of(a)).collect();
     let passed = if becomes == Becomes::Program { passed_by_manager() } else { 0..0 };
     close_but(|fd| {
-        named.contains(&fd) || kept.contains(&fd) || passed.contains(&fd) || wait::is_summary_fd(fd)
+        named.contains(&fd) || kept.contains(&fd) || passed.contains(&fd) || wait::is_pipe(fd)
     })
 }
 
@@ -278,7 +278,7 @@ impl PendingGateway {
 /// [`exec::become_program`].
 pub fn become_program(command: &[OsString]) -> (u8, Failure) {
     wait::end_with_waiting();
-    wait::close_summary_fd();
+    wait::close_pipes();
     exec::become_program(command, |program| program.env_remove(VARIABLE).env_remove(wait::VARIABLE))
 }
 

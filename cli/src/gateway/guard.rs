@@ -6,9 +6,10 @@ use std::sync::Arc;
 use fulmar_gateway::allowance::Allowance;
 use fulmar_gateway::first;
 use fulmar_gateway::policy::{Decision, NewClient, NewFlow, Policy, Protocol};
-use fulmar_gateway::rules::{Denial, Rules};
+use fulmar_gateway::rules::{Denial, Rules, Step, Verdict};
 use fulmar_gateway::stat::{FlowStat, Refusal};
 
+use super::ask::{Ask, Said};
 use super::audit::Audit;
 use super::plan::Plan;
 use super::refused::{Flow, Refused, What};
@@ -16,6 +17,9 @@ use super::report::Reporter;
 
 /// Stands for the address of a name that a proxy resolves: one of documentation (RFC 5737), which no host has.
 const UNRESOLVED: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 0));
+
+/// Types of records that are about the addresses of a name: A, AAAA, SVCB, HTTPS.
+const ADDRESS_TYPES: [u16; 4] = [1, 28, 64, 65];
 
 /// The rules of `fulmar run` as the gateway asks for them.
 struct RulesPolicy {
@@ -26,6 +30,8 @@ struct RulesPolicy {
     /// Reports refusals to the user; `None`: it is not wanted.
     refused: Option<Refused>,
     audit: Option<Audit>,
+    /// The user, who is asked about what no rule names.
+    ask: Option<Ask>,
     /// The last flow that was denied, and by which rule.
     denied: Option<(Key, Denied)>,
 }
@@ -39,12 +45,29 @@ struct Denied {
     by: String,
 }
 
+/// What decides about a flow.
+enum Ruling {
+    Allowed(String),
+    Denied(String),
+    /// The user has not answered yet.
+    Open,
+}
+
+/// The rule of a flow that the user has allowed.
+const BY_USER: &str = "--ask: allowed by the user";
+
+/// Whether nothing but the closed rest refuses a destination.
+fn is_unnamed(verdict: &Verdict<'_>) -> bool {
+    verdict.step == Step::Default && verdict.denial.is_some()
+}
+
 /// The policy of a plan, if it needs one.
 pub(super) fn rules_policy(
     plan: &Plan,
     reporter: &Reporter,
     refused: Option<&Refused>,
     audit: Option<Audit>,
+    ask: Option<Ask>,
 ) -> Option<Box<dyn Policy>> {
     Some(Box::new(RulesPolicy {
         rules: plan.rules.clone()?,
@@ -53,6 +76,7 @@ pub(super) fn rules_policy(
             .then(|| reporter.clone()),
         refused: refused.cloned(),
         audit,
+        ask,
         denied: None,
     }))
 }
@@ -60,31 +84,37 @@ pub(super) fn rules_policy(
 impl RulesPolicy {
     /// The decision, of which a denial is counted.
     fn decision_by(&self, denial: Option<&Denial>) -> Decision {
+        self.decision(denial.map(ToString::to_string).as_deref())
+    }
+
+    fn decision(&self, denial: Option<&str>) -> Decision {
         let Some(rule) = denial else { return Decision::Allow };
         if let Some(reporter) = &self.reporter {
             reporter.deny_by(rule);
         }
         Decision::Deny
     }
-}
 
-impl Policy for RulesPolicy {
-    fn allowed_names(&mut self, flow: &NewFlow<'_>) -> Option<Vec<String>> {
-        self.rules.allowed_names(flow)
-    }
-
-    fn allowance(&mut self, flow: &NewFlow<'_>) -> Option<Arc<Allowance>> {
-        self.rules.verdict_of_flow(flow, &self.dns).allowance().cloned()
-    }
-
-    fn reads_names(&self) -> bool {
-        !self.rules.is_empty() || self.reporter.is_some()
-    }
-
-    fn decide(&mut self, flow: &NewFlow<'_>) -> Decision {
-        let NewFlow { to, leads_to, name, names, claimed_names, is_host, host_network, .. } = *flow;
+    /// What the rules say about a flow, or the user where they name none.
+    fn rule_on(&self, flow: &NewFlow<'_>, ask: impl FnOnce(&Ask) -> Said) -> Ruling {
         let verdict = self.rules.verdict_of_flow(flow, &self.dns);
-        let denial = verdict.denial;
+        match (self.ask.as_ref().filter(|_| is_unnamed(&verdict)).map(ask), verdict.denial) {
+            (Some(Said::Allowed), _) => Ruling::Allowed(BY_USER.to_owned()),
+            (Some(Said::Refused(why)), _) => Ruling::Denied(why.to_owned()),
+            (Some(Said::Nothing), _) => Ruling::Open,
+            (None, Some(denial)) => Ruling::Denied(denial.to_string()),
+            (None, None) => Ruling::Allowed(verdict.to_string()),
+        }
+    }
+
+    /// Counts the decision about a flow, and remembers what it needs when the flow is refused.
+    fn note(&mut self, flow: &NewFlow<'_>, ruling: Ruling) -> Decision {
+        let NewFlow { to, leads_to, name, names, claimed_names, is_host, host_network, .. } = *flow;
+        let denial = match &ruling {
+            Ruling::Open => return Decision::Wait,
+            Ruling::Denied(by) => Some(by.as_str()),
+            Ruling::Allowed(_) => None,
+        };
         let own = name.map(|name| [name.to_owned()]);
         let names = own.as_ref().map_or(names, |own| own.as_slice());
         if let Some(reporter) = &self.reporter {
@@ -104,12 +134,50 @@ impl Policy for RulesPolicy {
             };
             let what =
                 Flow { protocol: flow.protocol, name, at, is_by_name, is_host, host_network };
-            ((flow.protocol, flow.from, to), Denied { what, by: by.to_string() })
+            ((flow.protocol, flow.from, to), Denied { what, by: by.to_owned() })
         });
-        if let (Some(audit), None) = (&mut self.audit, denial) {
-            audit.allowed(flow, Some(verdict.to_string().into()));
+        if let (Some(audit), Ruling::Allowed(by)) = (&mut self.audit, &ruling) {
+            audit.allowed(flow, Some(by.as_str().into()));
         }
-        self.decision_by(denial)
+        self.decision(denial)
+    }
+}
+
+impl Policy for RulesPolicy {
+    fn allowed_names(&mut self, flow: &NewFlow<'_>) -> Option<Vec<String>> {
+        self.rules.allowed_names(flow)
+    }
+
+    fn allowance(&mut self, flow: &NewFlow<'_>) -> Option<Arc<Allowance>> {
+        self.rules.verdict_of_flow(flow, &self.dns).allowance().cloned()
+    }
+
+    fn reads_names(&self) -> bool {
+        !self.rules.is_empty() || self.reporter.is_some()
+    }
+
+    fn decide(&mut self, flow: &NewFlow<'_>) -> Decision {
+        let ruling = self.rule_on(flow, |ask| ask.about(flow));
+        self.note(flow, ruling)
+    }
+
+    fn decide_now(&mut self, flow: &NewFlow<'_>) -> Decision {
+        let ruling = self.rule_on(flow, |ask| match ask.was_allowed(flow) {
+            true => Said::Allowed,
+            false => Said::Refused("--ask: not allowed by the user"),
+        });
+        self.note(flow, ruling)
+    }
+
+    fn decide_look_up(&mut self, flow: &NewFlow<'_>) -> Decision {
+        if self.ask.is_none() || !is_unnamed(&self.rules.verdict_of_flow(flow, &self.dns)) {
+            return Decision::Allow;
+        }
+        match self.rule_on(flow, |ask| ask.about(flow)) {
+            // The address is decided when it is known.
+            Ruling::Allowed(_) => Decision::Allow,
+            ruling => self.note(flow, ruling),
+        }
     }
 
     fn decide_client(&mut self, client: &NewClient) -> Decision {
@@ -118,7 +186,9 @@ impl Policy for RulesPolicy {
 
     fn decide_name(&mut self, name: &str, record_type: u16) -> Decision {
         let verdict = self.rules.name_verdict(name, record_type);
-        let denial = verdict.denial;
+        let waits =
+            self.ask.is_some() && is_unnamed(&verdict) && ADDRESS_TYPES.contains(&record_type);
+        let denial = verdict.denial.filter(|_| !waits);
         if let (Some(reporter), Some(_)) = (&self.reporter, denial) {
             reporter.deny_name(name);
         }
@@ -128,7 +198,7 @@ impl Policy for RulesPolicy {
         if let Some(audit) = &self.audit {
             audit.asked(name, record_type, denial.is_none(), verdict.to_string());
         }
-        self.decision_by(denial)
+        if waits { Decision::Wait } else { self.decision_by(denial) }
     }
 
     fn decide_hidden_name(&mut self) -> Decision {
@@ -202,7 +272,15 @@ mod tests {
 
     impl RulesPolicy {
         fn of(rules: Rules, dns: Vec<IpAddr>, reporter: Option<Reporter>) -> RulesPolicy {
-            RulesPolicy { rules, dns, reporter, refused: None, audit: None, denied: None }
+            RulesPolicy {
+                rules,
+                dns,
+                reporter,
+                refused: None,
+                audit: None,
+                ask: None,
+                denied: None,
+            }
         }
     }
 

@@ -20,6 +20,7 @@ use fulmar_gateway::{dhcp, ra};
 use super::args::{
     Address, Args, AttachArgs, CarryArgs, GuestArgs, MapArgs, OrNone, PortArgs, ProcessArgs,
 };
+use super::ask::Whom;
 use super::audit;
 use super::outside::Outside;
 use crate::failure::{Failure, Outcome};
@@ -107,6 +108,10 @@ pub struct Plan {
     pub learn: Option<PathBuf>,
     /// Where the audit is written.
     pub audit: Option<audit::Target>,
+    /// Who is asked about what no rule names.
+    pub ask: Option<Whom>,
+    /// The user's terminal, of which the program gets none.
+    pub terminal: Option<PathBuf>,
     /// Print a summary at the end.
     pub has_summary: bool,
 }
@@ -174,6 +179,8 @@ impl Plan {
             outside: Outside::default(),
             learn: None,
             audit: None,
+            ask: None,
+            terminal: None,
             has_summary: false,
         })
     }

@@ -10,7 +10,6 @@ use std::time::Duration;
 
 use fulmar::ledger::{Account, Stage, StageTime};
 use fulmar_gateway::policy::Protocol;
-use fulmar_gateway::rules::Denial;
 use fulmar_gateway::splice::Counters;
 use fulmar_gateway::stat::{Direction, FlowStat, Refusal, Stat, Summary};
 use nix::time::{ClockId, clock_gettime};
@@ -101,9 +100,9 @@ impl Reporter {
     }
 
     /// Counts a refusal by a rule. There are no more entries than rules.
-    pub(super) fn deny_by(&self, rule: &Denial) {
+    pub(super) fn deny_by(&self, rule: &str) {
         let mut all = self.denied_by.lock().unwrap_or_else(PoisonError::into_inner);
-        *all.entry(rule.to_string()).or_default() += 1;
+        *all.entry(rule.to_owned()).or_default() += 1;
     }
 
     /// The rules that have refused something, the busiest first.

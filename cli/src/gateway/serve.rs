@@ -193,7 +193,9 @@ pub fn serve(
     let (audit, writer) = plan.audit.as_ref().map(audit::open).transpose()?.unzip();
     let learnt = plan.learn.as_deref().map(Learnt::open).transpose()?;
     let pid_file = plan.process.pid.as_deref().map(create).transpose()?;
-    let summary_file = wait::open_summary().during("cannot open the pipe for the summary")?;
+    let pipes = wait::open_pipes().during("cannot open the pipes of the command")?;
+    let (summary_file, ask) = (pipes.summary, pipes.ask.map(|pipes| pipes.of(&log)));
+    let (ask, answers) = ask.unzip();
     let endpoints = Endpoints::open(plan.process.metrics, &log)?;
     let is_splice_only = plan.ports.is_splice_only;
     let states = if is_splice_only { None } else { follow::start(&log) };
@@ -206,7 +208,8 @@ pub fn serve(
     watch_guest_ports(plan, &netns, &mut auto, &log).map_err(sentence)?;
     let mut splicers = make_splicers(plan, control.as_ref(), &netns).map_err(sentence)?;
     let refused = Refused::of(plan, &log, name);
-    let policy = |reporter: &Reporter| rules_policy(plan, reporter, refused.as_ref(), audit);
+    let policy =
+        |reporter: &Reporter| rules_policy(plan, reporter, refused.as_ref(), audit, ask.clone());
     let (mut config, reporter) = configure(plan, &host, network, devices, &splicers, policy);
     let published = published_by(plan, control.as_ref());
     if is_splice_only {
@@ -225,15 +228,17 @@ pub fn serve(
     let opened = std::mem::take(&mut splicers.opened);
     let control = control.map(|control| control.join(&mut gateway, opened, &auto));
     let control = control.transpose().during("cannot prepare the socket of --conf-path")?;
-    let ask = reader.map(|reader| reader.watch(&mut gateway, plan, &log)).transpose();
-    let ask = ask.during("cannot watch for a new policy")?;
+    let reload = reader.map(|reader| reader.watch(&mut gateway, plan, &log)).transpose();
+    let reload = reload.during("cannot watch for a new policy")?;
+    let watched = ask.zip(answers).map_or(Ok(()), |(ask, from)| ask.watch(&mut gateway, from));
+    watched.during("cannot watch for answers")?;
     let last_words = refused.and_then(|refused| refused.last_words(plan));
     // Reports need the end; what was refused is known when the program exits.
     let (summary_file, farewell) = match summary_file {
         Some(file) if plan.reports_end() => (Some(file), None),
         file => (None, file.zip(last_words.clone())),
     };
-    let ending = Ending { guest: end, signals, metrics: endpoints.closer(), farewell, ask };
+    let ending = Ending { guest: end, signals, metrics: endpoints.closer(), farewell, ask: reload };
     add_handlers(&mut gateway, ending, auto).during("cannot watch for the end of the guest")?;
     follower.watch(&mut gateway, &log).during("cannot follow the host's network")?;
     let snapshots = Snapshots::of(&mut gateway).map_err(sentence)?;

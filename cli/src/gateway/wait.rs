@@ -6,10 +6,12 @@
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::PathBuf;
 use std::process::{Child, Command, ExitCode, ExitStatus};
 
-use nix::fcntl::{FcntlArg, FdFlag, fcntl};
+use nix::fcntl::{FcntlArg, FdFlag, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::resource::{Resource, setrlimit};
 use nix::sys::signal::{SigSet, Signal, kill, raise};
@@ -17,10 +19,12 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::unistd::Pid;
 use std::os::fd::AsFd;
 
+use super::ask::{self, Socket, Terminal, Whom};
 use crate::failure::{During, Outcome};
 
-/// The variable with the number of the descriptor for the summary: the writing end of a pipe to the waiting command.
-pub const VARIABLE: &str = "FULMAR_GATEWAY_SUMMARY_FD";
+/// The variable with the numbers of the descriptors of pipes to and from the waiting command: for the summary, and for the
+/// questions and answers of [`ask`]. Behind them is the path of a terminal for the program.
+pub const VARIABLE: &str = "FULMAR_GATEWAY_PIPES";
 /// How long the summary is waited for: the gateway delivers what the program has sent for 60 s at most.
 const SUMMARY_TIMEOUT_MS: u16 = 65_000;
 /// Bytes of the summary at most.
@@ -28,24 +32,49 @@ const MAX_SUMMARY_BYTES: u64 = 1 << 20;
 
 /// Whether another process waits for this one, which is to become the program.
 pub fn is_waited_for() -> bool {
-    summary_fd().is_some()
+    std::env::var_os(VARIABLE).is_some()
 }
 
-fn summary_fd() -> Option<RawFd> {
-    std::env::var(VARIABLE).ok()?.parse().ok()
+/// The descriptors, and the path of the terminal.
+fn passed() -> (Vec<RawFd>, Option<PathBuf>) {
+    let text = std::env::var(VARIABLE).unwrap_or_default();
+    let (numbers, path) = text.split_once(' ').unwrap_or((&text, ""));
+    let numbers = numbers.split(',').filter_map(|number| number.parse().ok()).collect();
+    (numbers, Some(PathBuf::from(path)).filter(|_| !path.is_empty()))
 }
 
-/// Whether a descriptor is the one for the summary.
-pub fn is_summary_fd(fd: RawFd) -> bool {
-    summary_fd() == Some(fd)
+/// Whether a descriptor is one of the pipes.
+pub fn is_pipe(fd: RawFd) -> bool {
+    passed().0.contains(&fd)
 }
 
-/// The file to which the gateway writes the summary, if a command waits for it.
-pub fn open_summary() -> io::Result<Option<File>> {
-    let Some(number) = summary_fd() else { return Ok(None) };
-    let file = OpenOptions::new().write(true).open(format!("/proc/self/fd/{number}"))?;
-    close_summary_fd();
-    Ok(Some(file))
+/// The gateway's ends of the pipes.
+pub struct Pipes {
+    /// To which the summary is written; `None`: no command waits for it.
+    pub summary: Option<File>,
+    /// `None`: nothing is asked.
+    pub ask: Option<ask::Pipes>,
+}
+
+/// Opens the gateway's ends of the pipes.
+///
+/// # Errors
+/// A pipe is gone.
+pub fn open_pipes() -> io::Result<Pipes> {
+    let path = |number: &RawFd| format!("/proc/self/fd/{number}");
+    let to =
+        |number| OpenOptions::new().write(true).custom_flags(libc::O_NONBLOCK).open(path(number));
+    let (numbers, _) = passed();
+    let summary = numbers.first().map(|number| OpenOptions::new().write(true).open(path(number)));
+    let ask = match numbers.get(1..3) {
+        Some([questions, answers]) => {
+            Some(ask::Pipes { questions: to(questions)?, answers: File::open(path(answers))? })
+        }
+        _ => None,
+    };
+    let summary = summary.transpose()?;
+    close_pipes();
+    Ok(Pipes { summary, ask })
 }
 
 /// The kernel kills the program that this process becomes when the waiting command is killed.
@@ -56,31 +85,100 @@ pub fn end_with_waiting() {
     }
 }
 
-/// Closes the descriptor for the summary, if there is one: the program must not inherit it.
-pub fn close_summary_fd() {
-    if let Some(number) = summary_fd() {
+/// Closes the pipes, if there are any: the program must not inherit them.
+pub fn close_pipes() {
+    for number in passed().0 {
         let _ = nix::unistd::close(number);
     }
+}
+
+/// Enters the terminal of the program, if it has one.
+///
+/// # Errors
+/// A sentence: the terminal cannot be opened.
+pub fn enter_terminal() -> Outcome {
+    passed()
+        .1
+        .map_or(Ok(()), |path| ask::enter_terminal(&path))
+        .during("cannot enter the program's terminal")
+}
+
+/// What the waiting command does meanwhile.
+enum Meanwhile {
+    Nothing,
+    Terminal(Box<Terminal>),
+    Socket(Socket),
+}
+
+impl Meanwhile {
+    /// Until a signal has come. An end that has gone ends it: the gateway sees the end of its pipes.
+    fn until_signal(&mut self, signals: &SignalFd) {
+        let done = match self {
+            Meanwhile::Nothing => Ok(()),
+            Meanwhile::Terminal(terminal) => terminal.serve_until(signals.as_fd()),
+            Meanwhile::Socket(socket) => socket.serve_until(signals.as_fd()),
+        };
+        if done.is_err() {
+            std::mem::replace(self, Meanwhile::Nothing).finish();
+        }
+    }
+
+    fn finish(self) {
+        if let Meanwhile::Terminal(terminal) = self {
+            terminal.finish();
+        }
+    }
+}
+
+/// A pipe whose first end is this process's own, and whose other end is inherited.
+fn pipe_from() -> io::Result<(OwnedFd, OwnedFd)> {
+    let (reader, writer) = nix::unistd::pipe()?;
+    fcntl(&reader, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC))?;
+    Ok((reader, writer))
+}
+
+/// The same in the other direction.
+fn pipe_to() -> io::Result<(OwnedFd, OwnedFd)> {
+    let (reader, writer) = nix::unistd::pipe()?;
+    fcntl(&writer, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC))?;
+    fcntl(&writer, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
+    Ok((writer, reader))
 }
 
 /// Starts this command once more, which becomes the program, waits for its exit, then prints the summary.
 ///
 /// # Errors
 /// The step that failed.
-pub fn run_and_wait() -> Outcome<ExitCode> {
+pub fn run_and_wait(ask: Option<&Whom>) -> Outcome<ExitCode> {
     let signals = catch().during("cannot catch signals")?;
-    let (summary, writer) =
-        nix::unistd::pipe().map_err(io::Error::from).during("cannot make a pipe")?;
-    // The writing end is inherited, the reading end is not.
-    let kept = fcntl(&summary, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC)).map_err(io::Error::from);
-    kept.during("cannot make a pipe")?;
+    let (summary, writer) = pipe_from().during("cannot make a pipe")?;
+    let (mut inherited, mut path) = (vec![writer], PathBuf::new());
+    let mut meanwhile = Meanwhile::Nothing;
+    if let Some(whom) = ask {
+        let (questions, their_questions) = pipe_from().during("cannot make a pipe")?;
+        let (answers, their_answers) = pipe_to().during("cannot make a pipe")?;
+        let (questions, answers) = (File::from(questions), File::from(answers));
+        meanwhile = match whom {
+            Whom::Terminal => {
+                let terminal = Terminal::open(questions, answers)?;
+                path = terminal.path().to_owned();
+                Meanwhile::Terminal(Box::new(terminal))
+            }
+            Whom::Socket(path) => Meanwhile::Socket(Socket::open(path, questions, answers)?),
+        };
+        inherited.extend([their_questions, their_answers]);
+    }
+    let numbers: Vec<_> = inherited.iter().map(|fd| fd.as_raw_fd().to_string()).collect();
     let mut arguments = std::env::args_os();
     let name = arguments.next().unwrap_or_default();
     let mut command = Command::new("/proc/self/exe");
-    command.arg0(name).args(arguments).env(VARIABLE, writer.as_raw_fd().to_string());
+    let passed = format!("{} {}", numbers.join(","), path.display());
+    command.arg0(name).args(arguments).env(VARIABLE, passed);
     let mut child = command.spawn().during("cannot start the program's process")?;
-    drop(writer);
-    let status = wait(&mut child, &signals).during("cannot wait for the program")?;
+    drop(inherited);
+    let status = wait(&mut child, &signals, &mut meanwhile);
+    meanwhile.finish();
+    let status = status.during("cannot wait for the program")?;
     print_summary(summary, &signals).during("cannot print the summary")?;
     Ok(end_like(status))
 }
@@ -110,13 +208,23 @@ fn catch() -> io::Result<SignalFd> {
     Ok(SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC)?)
 }
 
-fn wait(child: &mut Child, signals: &SignalFd) -> io::Result<ExitStatus> {
+fn wait(
+    child: &mut Child,
+    signals: &SignalFd,
+    meanwhile: &mut Meanwhile,
+) -> io::Result<ExitStatus> {
     let pid = Pid::from_raw(child.id() as i32);
     loop {
         if let Some(status) = child.try_wait()? {
             return Ok(status);
         }
+        meanwhile.until_signal(signals);
         let Some(info) = signals.read_signal()? else { continue };
+        if let (Meanwhile::Terminal(terminal), libc::SIGWINCH) =
+            (&*meanwhile, info.ssi_signo as i32)
+        {
+            terminal.resize();
+        }
         // The kernel's own signals come from the terminal, to the whole group (sigaction(2), SI_KERNEL).
         let is_sent = info.ssi_code <= 0;
         let signal = Signal::try_from(info.ssi_signo as i32);

@@ -10,7 +10,6 @@
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{ExitCode, ExitStatus};
@@ -19,6 +18,7 @@ use std::thread;
 use fulmar_gateway::attach::Target;
 use fulmar_gateway::keep;
 use fulmar_gateway::netns::abort_connections;
+use fulmar_gateway::program::Resolvers;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::Signal;
 
@@ -29,12 +29,17 @@ use super::stderr::{StderrRelay, Woken};
 use super::{panics, wait};
 use crate::failure::{During, Failure, Outcome};
 
-/// Starts the gateway of a process, and waits for its end. `resolvers`: the servers of the program's own
-/// resolv.conf; empty: the program has the host's.
+/// Starts the gateway of a process, and waits for its end. `resolvers`: those of the program's own resolv.conf; `None`:
+/// the program has the host's.
 ///
 /// # Errors
 /// A sentence about the step of the set-up that failed.
-pub fn watch(pid: u32, name: &str, guest: &Guest, resolvers: &[IpAddr]) -> Outcome<ExitCode> {
+pub fn watch(
+    pid: u32,
+    name: &str,
+    guest: &Guest,
+    resolvers: Option<Resolvers>,
+) -> Outcome<ExitCode> {
     let _ = nix::unistd::setsid();
     let program = fulmar_gateway::netns::pidfd_open(pid).during("cannot watch the program")?;
     let started = detach::start_with_stderr(Process::Serve(Some(pid)))?;
@@ -42,11 +47,11 @@ pub fn watch(pid: u32, name: &str, guest: &Guest, resolvers: &[IpAddr]) -> Outco
         Ok(started) => started,
         Err(status) => return Ok(ExitCode::from(status)),
     };
-    wait::close_summary_fd();
+    wait::close_pipes();
     // While the process is still this command: the namespaces of a program that may not be read cannot be opened.
     let target = Target::Process { pid, userns: None };
     let netns = target.attach().map_err(|e| Failure::new(e.to_string()))?;
-    if !resolvers.is_empty() {
+    if let Some(resolvers) = resolvers {
         keep_resolv_conf(pid, resolvers, &program).during("cannot watch the program's files")?;
     }
     detach_but_for_stderr().during("cannot detach")?;
@@ -66,9 +71,9 @@ pub fn watch(pid: u32, name: &str, guest: &Guest, resolvers: &[IpAddr]) -> Outco
 }
 
 /// Keeps the program's resolv.conf in its place, on a thread of its own.
-fn keep_resolv_conf(pid: u32, resolvers: &[IpAddr], program: &OwnedFd) -> io::Result<()> {
+fn keep_resolv_conf(pid: u32, resolvers: Resolvers, program: &OwnedFd) -> io::Result<()> {
     let mounts = OwnedFd::from(File::open(format!("/proc/{pid}/ns/mnt"))?);
-    let (resolvers, end) = (resolvers.to_vec(), program.try_clone()?);
+    let end = program.try_clone()?;
     thread::Builder::new().name("resolv.conf".into()).spawn(move || {
         // Where it cannot be kept the program has the file until the host's is replaced.
         let _ = keep::keep_resolv_conf(mounts, &resolvers, end.as_fd());

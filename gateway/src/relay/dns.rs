@@ -46,7 +46,7 @@ use super::host_socket::{self, DatagramError, Failure};
 use super::{Context, canonical};
 use crate::config::Limits;
 use crate::names::messages;
-use crate::policy::Protocol;
+use crate::policy::{Decision, Protocol};
 use crate::stat::{FlowStat, Refusal};
 use flow::{Flow, Ids, is_without_descriptor};
 use lookups::Lookups;
@@ -209,12 +209,13 @@ impl Dns {
         {
             return Ok(());
         }
-        let question = match rule(cx, bytes, read) {
-            Ruling::Pass(question) => question,
+        let (question, may_ask) = match rule(cx, bytes, read) {
+            Ruling::Pass(question) => (question, true),
+            Ruling::Unasked(question) => (Some(question), false),
             Ruling::Answer(answer) => return self.refuse(cx, key, Some(&answer)),
             Ruling::Drop => return self.refuse(cx, key, None),
         };
-        if is_given && self.answer_by_name(cx, key, bytes, question.as_ref()) {
+        if is_given && self.answer_by_name(cx, key, bytes, question.as_ref(), may_ask) {
             return Ok(());
         }
         let Some(bytes) = without_extras(cx, bytes, question.is_some()) else {
@@ -576,7 +577,7 @@ fn without_extras<'a>(
     let is_given = cx.settings.names.are_given();
     let reads_names = cx.settings.policy.reads_names();
     let plain = if is_given || reads_names { messages::plain(bytes) } else { None };
-    let may_hide = |cx: &mut Context<'_>| !reads_names || cx.settings.policy.allows_name(None);
+    let may_hide = |cx: &mut Context<'_>| !reads_names || cx.settings.policy.decide_name(None) == Decision::Allow;
     match plain {
         Some(plain) => Some(plain.into()),
         None if is_given || is_question && !may_hide(cx) => None,

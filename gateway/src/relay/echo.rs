@@ -97,6 +97,11 @@ impl Echoes {
                 return;
             };
             if let Err((failure, why)) = self.forward(cx, &request) {
+                if why == Refusal::Undecided {
+                    cx.refuse(why);
+                    cx.stack.free(request.payload);
+                    continue;
+                }
                 let ends = [request.src, request.dst].map(|ip| SocketAddr::new(ip, 0));
                 cx.refuse_flow(Protocol::Icmp, ends.into(), why);
                 report(cx, &request, failure);
@@ -162,6 +167,7 @@ impl Echoes {
                 cx.wanted.push(name);
                 return Err((Failure::Silence, Refusal::NameFailed));
             }
+            Way::Undecided => return Err((Failure::Silence, Refusal::Undecided)),
             // Only connections pass through a proxy.
             Way::Through(..) => return Err((Failure::Prohibited, Refusal::Upstream)),
             Way::Refused(failure, why) => return Err((failure, why)),

@@ -59,14 +59,35 @@ impl SharedPolicy {
         Some(question(&mut *self.known.as_ref()?.lock().ok()?))
     }
 
+    /// What there is without a policy, or after its panic.
+    fn default_decision(&self) -> Decision {
+        if self.has_policy() { Decision::Deny } else { Decision::Allow }
+    }
+
     /// Whether a flow may leave.
-    pub(crate) fn allows(&self, flow: &NewFlow<'_>) -> bool {
+    pub(crate) fn decide(&self, flow: &NewFlow<'_>) -> Decision {
         let decided = self.ask(|Known { policy, resolved, claimed }| {
             let to = flow.to.ip();
             let (names, claimed_names) = (resolved.of(to), claimed.of(to));
             policy.decide(&NewFlow { names, claimed_names, ..*flow })
         });
-        decided.map_or(!self.has_policy(), |d| d == Decision::Allow)
+        decided.unwrap_or_else(|| self.default_decision())
+    }
+
+    /// The same of a flow that cannot wait.
+    pub(crate) fn decide_now(&self, flow: &NewFlow<'_>) -> Decision {
+        let decided = self.ask(|Known { policy, resolved, claimed }| {
+            let to = flow.to.ip();
+            let (names, claimed_names) = (resolved.of(to), claimed.of(to));
+            policy.decide_now(&NewFlow { names, claimed_names, ..*flow })
+        });
+        decided.unwrap_or_else(|| self.default_decision())
+    }
+
+    /// Whether the name of a flow may be looked up.
+    pub(crate) fn decide_look_up(&self, flow: &NewFlow<'_>) -> Decision {
+        let decided = self.ask(|known| known.policy.decide_look_up(flow));
+        decided.unwrap_or_else(|| self.default_decision())
     }
 
     /// The names for which an allowed flow to a real address is allowed, if it is not by the address.
@@ -110,15 +131,15 @@ impl SharedPolicy {
     }
 
     /// Whether the guest may ask for records of a type of a name; `None`: what it asks for cannot be read.
-    pub(crate) fn allows_name(&self, asked: Option<(&str, u16)>) -> bool {
+    pub(crate) fn decide_name(&self, asked: Option<(&str, u16)>) -> Decision {
         if !self.reads_names {
-            return true;
+            return Decision::Allow;
         }
         let decided = self.ask(|known| match asked {
             Some((name, record_type)) => known.policy.decide_name(name, record_type),
             None => known.policy.decide_hidden_name(),
         });
-        decided.map_or(!self.has_policy(), |d| d == Decision::Allow)
+        decided.unwrap_or_else(|| self.default_decision())
     }
 
     /// One of the guest's resolvers has answered a question for a name with these addresses.
@@ -189,11 +210,16 @@ mod tests {
     #[test]
     fn without_a_policy_all_is_allowed_and_by_one_that_panicked_nothing() {
         let none = SharedPolicy::new(None);
-        assert!(none.allows(&flow(9)) && none.allows_name(Some(("example.org", 1))));
+        let question = Some(("example.org", 1));
+        assert_eq!([none.decide(&flow(9)), none.decide_name(question)], [Decision::Allow; 2]);
         let policy = SharedPolicy::new(Some(Box::new(Halfway)));
         let other = policy.clone();
-        assert!(policy.allows(&flow(1)) && other.allows_name(None));
-        assert!(catch_unwind(AssertUnwindSafe(|| policy.allows(&flow(9)))).is_err());
-        assert!(!other.allows(&flow(1)) && !other.allows_name(Some(("example.org", 1))));
+        assert_eq!([policy.decide(&flow(1)), other.decide_name(None)], [Decision::Allow; 2]);
+        assert!(catch_unwind(AssertUnwindSafe(|| policy.decide(&flow(9)))).is_err());
+        assert_eq!([other.decide(&flow(1)), other.decide_name(question)], [Decision::Deny; 2]);
+        assert_eq!(
+            [other.decide_now(&flow(1)), other.decide_look_up(&flow(1))],
+            [Decision::Deny; 2]
+        );
     }
 }

@@ -75,6 +75,8 @@ struct Mail {
     mapping: Option<Arc<Mapping>>,
     /// The policy has new rules, about which its thread has not asked for its flows.
     has_new_rules: bool,
+    /// The policy can decide about flows that wait.
+    has_decided: bool,
     /// Its thread has nothing left to deliver of a guest that is gone, unless another one hands it something.
     has_delivered: bool,
     /// Its thread has ended.
@@ -302,6 +304,19 @@ impl Siblings {
     /// Whether this thread has to ask about its flows by new rules.
     pub(crate) fn take_new_rules(&self) -> bool {
         self.own_box().is_some_and(|own| std::mem::take(&mut own.mail().has_new_rules))
+    }
+
+    /// Tells every thread, this one included, that the policy can decide about flows that wait.
+    pub(crate) fn note_decided(&self) {
+        for mailbox in &self.shared.mailboxes {
+            mailbox.mail().has_decided = true;
+            mailbox.wake();
+        }
+    }
+
+    /// Whether this thread has to ask again about its flows that wait.
+    pub(crate) fn take_decided(&self) -> bool {
+        self.own_box().is_some_and(|own| std::mem::take(&mut own.mail().has_decided))
     }
 
     /// Asks every other thread for a snapshot; there will be one for each that has not ended.

@@ -17,6 +17,7 @@ mod flow;
 pub(crate) mod publish;
 mod race;
 mod tunnel;
+mod undecided;
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::net::{SocketAddr, TcpListener};
@@ -39,6 +40,7 @@ use connect::{accept_for_dns, decide_failure, is_to_resolver, refuse_syn};
 use first_bytes::Holding;
 use flow::{Flow, Guest, Turn};
 use race::Delays;
+use undecided::{MOST_UNDECIDED, Undecided};
 
 /// The events of a connection of the shard.
 const INTEREST: Ready = Ready::READABLE.with(Ready::WRITABLE).with(Ready::PEER_CLOSED);
@@ -92,6 +94,8 @@ pub(crate) struct Tcp {
     awaiting: HashMap<Arc<str>, Vec<Pending>>,
     /// How many these are.
     awaited: usize,
+    /// SYNs that the policy has not decided about.
+    undecided: Undecided,
     delays: Delays,
     /// Flows whose first bytes are held.
     holding: Holding,
@@ -108,7 +112,7 @@ impl Tcp {
         cx: &mut Context<'_>,
     ) -> Result<(), fulmar_stack::socket::SocketError> {
         // More than are carried: the relay decides which of them gives way.
-        let backlog = cx.settings.limits.connecting + SYNS_AT_ONCE;
+        let backlog = cx.settings.limits.connecting + MOST_UNDECIDED + SYNS_AT_ONCE;
         let conditional =
             ConditionalAccept { backlog, per_source: backlog, ..ConditionalAccept::default() };
         let options = ListenOptions {
@@ -271,6 +275,9 @@ impl Tcp {
     pub(crate) fn run(&mut self, cx: &mut Context<'_>) {
         self.go_on_accepting(cx);
         self.try_next(cx);
+        if self.undecided.is_due(cx.now) {
+            self.decide_again(cx);
+        }
         self.end_held(cx);
         self.end_pacing(cx.now);
         let moved = |totals: &Totals| totals.bytes_out + totals.bytes_in;

@@ -203,6 +203,7 @@ impl Udp {
                 cx.wanted.push(name);
                 return Err((Failure::Silence, Refusal::NameFailed));
             }
+            Way::Undecided => return Err((Failure::Silence, Refusal::Undecided)),
             // Only connections pass through a proxy.
             Way::Through(..) => return Err((Failure::Prohibited, Refusal::Upstream)),
             Way::Refused(failure, why) => return Err((failure, why)),

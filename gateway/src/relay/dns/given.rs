@@ -31,15 +31,22 @@ const NOWHERE: SocketAddr = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::UNSPECIFI
 /// The flow of the gateway's own questions: no guest has these ends.
 pub(super) const OWN: Key = (NOWHERE, NOWHERE);
 
+/// Whether a question for a name is answered here, whatever resolvers say.
+pub(super) fn is_for_addresses(question: &Question) -> bool {
+    let is_own = matches!(question.kind, TYPE_A | TYPE_AAAA | TYPE_HTTPS | TYPE_SVCB);
+    is_own && question.class == CLASS_IN
+}
+
 impl Dns {
     /// Answers a question of the guest that concerns addresses, now or when the name was looked up. False: it is asked
-    /// as the guest wrote it.
+    /// as the guest wrote it. `may_ask`: the resolvers may hear of the name.
     pub(super) fn answer_by_name(
         &mut self,
         cx: &mut Context<'_>,
         key: Key,
         bytes: &[u8],
         question: Option<&Question>,
+        may_ask: bool,
     ) -> bool {
         let Some(question) = question else {
             // What is not one plain question could ask for addresses.
@@ -63,8 +70,8 @@ impl Dns {
         }
         let name = Arc::<str>::from(question.name.as_str());
         let waiting = Waiting { key, message: bytes.into(), is_v4 };
-        if cx.settings.upstream.is_some() {
-            // The proxy resolves it.
+        if cx.settings.upstream.is_some() || !may_ask {
+            // The proxy resolves it, or a connection does that is allowed.
             let reply = given_to_guest(cx, &name, UNRESOLVED_SECONDS, is_v4);
             self.reply_to(cx, key, bytes, reply);
             return true;

@@ -3,8 +3,10 @@
 use fulmar_stack::udp::Datagram;
 
 use super::super::{Context, canonical};
+use super::given::is_for_addresses;
 use super::message::{self, Code, Question, Unusual};
 use crate::names::messages::{Reply, reply};
+use crate::policy::Decision;
 
 /// Messages of one run that are taken.
 const MOST_MESSAGES: usize = 128;
@@ -25,6 +27,8 @@ pub(super) fn messages_of(d: &Datagram) -> impl Iterator<Item = Vec<u8>> + '_ {
 pub(crate) enum Ruling {
     /// It may pass. `None`: it is not one plain question.
     Pass(Option<Question>),
+    /// It asks for addresses of a name that must not be looked up yet.
+    Unasked(Question),
     /// It may not; the guest gets this answer.
     Answer(Vec<u8>),
     /// It may not, and it has no answer.
@@ -41,10 +45,16 @@ pub(super) fn rule(cx: &Context<'_>, bytes: &[u8], read: Result<Question, Unusua
         read => read,
     };
     let asked = read.as_ref().ok().map(|q| (q.name.as_str(), q.kind));
-    if cx.settings.policy.allows_name(asked) {
-        return Ruling::Pass(read.ok());
-    }
+    let decision = cx.settings.policy.decide_name(asked);
     let answer = match read {
+        read if decision == Decision::Allow => return Ruling::Pass(read.ok()),
+        Ok(question)
+            if decision == Decision::Wait
+                && cx.settings.names.are_given()
+                && is_for_addresses(&question) =>
+        {
+            return Ruling::Unasked(question);
+        }
         Ok(_) => {
             reply(bytes, Reply::Blocked).or_else(|| message::answer_with(Code::REFUSED, bytes))
         }

@@ -106,7 +106,8 @@ impl Tcp {
         let of_races = self.delays.next_deadline();
         let of_holds = self.holding.next_deadline();
         let of_rates = self.paced.keys().next().map(|(at, _)| *at);
-        [self.retry_at, of_races, of_holds, of_rates].into_iter().flatten().min()
+        let of_policy = self.undecided.next_deadline();
+        [self.retry_at, of_races, of_holds, of_rates, of_policy].into_iter().flatten().min()
     }
 
     /// Continues with ports that have used up their turn, and with what is due to be tried again.

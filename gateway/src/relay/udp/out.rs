@@ -73,6 +73,10 @@ impl Udp {
         };
         let calls = match flow {
             Ok(id) => self.send(cx, id, joined),
+            Err((_, why @ Refusal::Undecided)) => {
+                cx.totals.refusals.add(why, joined.len() as u64);
+                0
+            }
             Err((failure, why)) => {
                 cx.refuse_flow(Protocol::Udp, key, why);
                 if let Some(error) = failure.error(first.dst.is_ipv4()) {
