@@ -44,7 +44,7 @@ impl Tcp {
                 (Candidates::from_elem(upstream.address, 1), names, Some(tunnel))
             }
             Way::LookUp(name) => return self.await_name(cx, name, syn),
-            Way::Undecided => return self.undecided.add(cx.now, syn),
+            Way::Undecided => return self.undecided.add(cx.now, *syn),
             Way::Refused(failure, why) => return Err((failure, why)),
         };
         if self.connecting >= cx.settings.limits.connecting {

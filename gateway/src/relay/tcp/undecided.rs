@@ -20,18 +20,23 @@ const LONGEST: Duration = Duration::from_secs(60);
 const AGAIN: Duration = Duration::from_secs(1);
 
 /// The SYNs, and when each came.
-#[derive(Default)]
-pub(super) struct Undecided {
-    waiting: Vec<(Instant, Pending)>,
+pub(super) struct Undecided<S = Pending> {
+    waiting: Vec<(Instant, S)>,
     again_at: Option<Instant>,
 }
 
-impl Undecided {
-    pub(super) fn add(&mut self, now: Instant, syn: &Pending) -> Result<(), (Failure, Refusal)> {
+impl<S> Default for Undecided<S> {
+    fn default() -> Self {
+        Undecided { waiting: Vec::new(), again_at: None }
+    }
+}
+
+impl<S> Undecided<S> {
+    pub(super) fn add(&mut self, now: Instant, syn: S) -> Result<(), (Failure, Refusal)> {
         if self.waiting.len() >= MOST_UNDECIDED {
             return Err((Failure::Silence, Refusal::Undecided));
         }
-        self.waiting.push((now, *syn));
+        self.waiting.push((now, syn));
         self.again_at.get_or_insert(now + AGAIN);
         Ok(())
     }
@@ -43,24 +48,68 @@ impl Undecided {
     pub(super) fn is_due(&self, now: Instant) -> bool {
         self.again_at.is_some_and(|at| at <= now)
     }
+
+    /// Takes all of them: those that have waited too long, and the others.
+    fn take(&mut self, now: Instant) -> (Vec<(Instant, S)>, Vec<(Instant, S)>) {
+        self.again_at = None;
+        let all = std::mem::take(&mut self.waiting).into_iter();
+        all.partition(|(since, _)| now.since(*since) >= LONGEST)
+    }
+
+    /// A SYN that was added again keeps its time. `count`: how many there were before.
+    fn keep_time(&mut self, count: usize, since: Instant) {
+        if let Some((began, _)) = self.waiting.get_mut(count) {
+            *began = since;
+        }
+    }
 }
 
 impl Tcp {
     /// Asks the policy again about the SYNs that wait.
     pub(crate) fn decide_again(&mut self, cx: &mut Context<'_>) {
-        self.undecided.again_at = None;
-        for (since, syn) in std::mem::take(&mut self.undecided.waiting) {
-            if cx.now.since(since) >= LONGEST {
-                refuse_syn(cx, &syn, Failure::Refused, Refusal::Undecided);
-                continue;
-            }
-            let before = self.undecided.waiting.len();
+        let (late, others) = self.undecided.take(cx.now);
+        for (_, syn) in late {
+            refuse_syn(cx, &syn, Failure::Refused, Refusal::Undecided);
+        }
+        for (since, syn) in others {
+            let count = self.undecided.waiting.len();
             if let Err((failure, why)) = self.begin(cx, &syn) {
                 refuse_syn(cx, &syn, failure, why);
             }
-            if let Some((began, _)) = self.undecided.waiting.get_mut(before) {
-                *began = since;
+            self.undecided.keep_time(count, since);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_waits_is_asked_about_every_second_and_ends_after_a_minute() {
+        let (mut undecided, begun) = (Undecided::default(), Instant::ZERO);
+        undecided.add(begun, 7).unwrap();
+        let mut now = begun;
+        for _ in 1..60 {
+            now = undecided.next_deadline().unwrap();
+            assert!(undecided.is_due(now));
+            let (late, others) = undecided.take(now);
+            assert!(late.is_empty() && !undecided.is_due(now));
+            for (since, syn) in others {
+                undecided.add(now, syn).unwrap();
+                undecided.keep_time(0, since);
             }
         }
+        assert_eq!(undecided.take(now + AGAIN).0, [(begun, 7)]);
+        assert_eq!((now + AGAIN).since(begun), LONGEST);
+    }
+
+    #[test]
+    fn what_waits_is_bounded() {
+        let mut undecided = Undecided::default();
+        for n in 0..MOST_UNDECIDED {
+            undecided.add(Instant::ZERO, n).unwrap();
+        }
+        assert!(undecided.add(Instant::ZERO, 0).is_err());
     }
 }

@@ -15,6 +15,7 @@ mod shares;
 mod tcp;
 mod trouble;
 mod udp;
+mod undecided;
 mod upstream;
 mod world;
 
@@ -60,6 +61,7 @@ pub fn main() {
             .chain(shares::TESTS)
             .chain(dns::TESTS)
             .chain(names::TESTS)
+            .chain(undecided::TESTS)
             .chain(first_bytes::TESTS)
             .chain(upstream::TESTS)
             .chain(trouble::TESTS)

@@ -90,7 +90,7 @@ fn end_of_question(message: &[u8]) -> usize {
 }
 
 /// Answers the next two questions of the gateway, which are for A and AAAA, with these addresses, for `ttl` seconds.
-fn answer_both(resolver: &UdpSocket, addresses: &[&str], ttl: u8, code: u8) {
+pub(super) fn answer_both(resolver: &UdpSocket, addresses: &[&str], ttl: u8, code: u8) {
     answer(resolver, 2, addresses, ttl, code);
 }
 

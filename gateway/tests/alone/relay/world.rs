@@ -18,6 +18,7 @@ use fulmar_gateway::host::HostNetwork;
 use fulmar_gateway::netns::{Netns, VethEnd};
 use fulmar_gateway::policy::Protocol;
 use fulmar_gateway::ports::Forward;
+use fulmar_gateway::rules::Rules;
 use fulmar_gateway::stat::{Stat, Summary};
 use fulmar_gateway::{Gateway, Handle};
 use fulmar_stack::base::EtherAddr;
@@ -92,6 +93,10 @@ enum Ask {
     Publish(Protocol, Forward, Sender<io::Result<()>>),
     /// To say that it waits, and to wait until the other end is gone.
     Hold(Sender<()>, Receiver<()>),
+    /// To ask the policy again.
+    Decide,
+    /// To give the policy rules.
+    Rules(Rules),
 }
 
 /// A running gateway and its guest.
@@ -158,6 +163,8 @@ impl World {
             nix::unistd::read(fd, &mut byte).unwrap();
             while let Ok(ask) = wanted.try_recv() {
                 match ask {
+                    Ask::Decide => handle.decide_again(),
+                    Ask::Rules(rules) => handle.set_rules(rules),
                     Ask::Stat => say.send(handle.stat()).unwrap(),
                     Ask::Publish(Protocol::Udp, port, done) => {
                         done.send(handle.publish_udp(&port)).unwrap();
@@ -193,6 +200,16 @@ impl World {
         let done = meantime();
         drop(release);
         done
+    }
+
+    /// Lets the gateway ask the policy about flows that wait.
+    pub fn decide_again(&self) {
+        self.ask(Ask::Decide);
+    }
+
+    /// Gives the policy other rules.
+    pub fn set_rules(&self, rules: Rules) {
+        self.ask(Ask::Rules(rules));
     }
 
     /// Publishes a port while the gateway runs.
