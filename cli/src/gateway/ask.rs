@@ -28,6 +28,7 @@ use fulmar_gateway::{FdHandler, Gateway};
 use serde::{Deserialize, Serialize};
 
 use super::log::Log;
+use crate::format::printable;
 pub(super) use socket::Socket;
 use table::{Answer, Host, Key, Known, LONGEST, Table, Why};
 pub(super) use terminal::{Terminal, enter as enter_terminal};
@@ -151,7 +152,8 @@ impl Desk {
     fn end(&mut self, why: &str) {
         if !self.table.has_ended() {
             self.table.end();
-            self.log.fail(&format!("no further questions ({why}): what no rule allows is refused"));
+            let why = printable(why);
+            self.log.fail(&format!("no further questions{why}: what no rule allows is refused"));
         }
     }
 }
@@ -192,8 +194,8 @@ impl Ask {
         let handler: FdHandler = Box::new(move |_, handle| {
             if let Err(e) = lines.read(&mut answers).and_then(|()| ask.take(&mut lines)) {
                 let why = match e.kind() {
-                    ErrorKind::UnexpectedEof => "their reader has gone".to_owned(),
-                    _ => format!("invalid answer: {e}"),
+                    ErrorKind::UnexpectedEof => String::new(),
+                    _ => format!(" (invalid answer: {e})"),
                 };
                 ask.desk().end(&why);
                 handle.forget();
@@ -229,7 +231,7 @@ impl Ask {
                         Said::Refused(Why::Unread.sentence())
                     }
                     Err(e) => {
-                        desk.end(&e.to_string());
+                        desk.end(&format!(" ({e})"));
                         Said::Refused(Why::Ended.sentence())
                     }
                 }

@@ -119,13 +119,16 @@ impl Meanwhile {
             Meanwhile::Socket(socket) => socket.serve_until(signals.as_fd()),
         };
         if done.is_err() {
-            std::mem::replace(self, Meanwhile::Nothing).finish();
+            drop(std::mem::replace(self, Meanwhile::Nothing).finish());
         }
     }
 
-    fn finish(self) {
-        if let Meanwhile::Terminal(terminal) = self {
-            terminal.finish();
+    /// Gives the terminal back. The gateway takes the end of the returned pipe for the end of all answers.
+    fn finish(self) -> Option<File> {
+        match self {
+            Meanwhile::Nothing => None,
+            Meanwhile::Terminal(terminal) => terminal.finish(),
+            Meanwhile::Socket(socket) => Some(socket.finish()),
         }
     }
 }
@@ -177,7 +180,7 @@ pub fn run_and_wait(ask: Option<&Whom>) -> Outcome<ExitCode> {
     let mut child = command.spawn().during("cannot start the program's process")?;
     drop(inherited);
     let status = wait(&mut child, &signals, &mut meanwhile);
-    meanwhile.finish();
+    let _answers = meanwhile.finish();
     let status = status.during("cannot wait for the program")?;
     print_summary(summary, &signals).during("cannot print the summary")?;
     Ok(end_like(status))

@@ -70,6 +70,11 @@ impl Socket {
         Ok(Socket { socket: connect(path)?, questions, answers, out, back })
     }
 
+    /// Disconnects. Returns the pipe of the answers.
+    pub(in crate::gateway) fn finish(self) -> File {
+        self.answers
+    }
+
     /// Copies until another descriptor is readable.
     ///
     /// # Errors

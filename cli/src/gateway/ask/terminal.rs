@@ -190,21 +190,21 @@ impl Terminal {
         PollTimeout::from(u16::try_from(left.as_millis()).unwrap_or(u16::MAX))
     }
 
-    /// Copies what the program has written at last, and gives the terminal back.
-    pub(in crate::gateway) fn finish(mut self) {
+    /// Copies what the program has written at last, and gives the terminal back. Returns the pipe of the answers.
+    pub(in crate::gateway) fn finish(mut self) -> Option<File> {
         if self.asked.take().is_some() {
             self.say("\r\n");
         }
         drop(self.program_end.take());
-        loop {
-            let Some(pty) = &self.pty else { return };
+        while let Some(pty) = &self.pty {
             let mut ready = [PollFd::new(pty.as_fd(), PollFlags::POLLIN)];
             match poll(&mut ready, PollTimeout::from(LAST_OUTPUT_MS)) {
                 Err(nix::Error::EINTR) => {}
                 Ok(1..) if self.pass_output() => {}
-                _ => return,
+                _ => break,
             }
         }
+        self.answers
     }
 
     fn say(&mut self, text: &str) {
