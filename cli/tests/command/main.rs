@@ -2,6 +2,7 @@
 
 mod foreign;
 mod gateway;
+mod gateway_ask;
 mod gateway_doors;
 mod gateway_host;
 mod gateway_insight;
