@@ -174,8 +174,8 @@ impl Session<'_> {
         if let Some(resolvers) = self.resolvers() {
             program::resolve_through(&resolvers)?;
         }
-        if let Some(terminal) = &self.plan.terminal {
-            hidden::cover(terminal)?;
+        if let Some(path) = &self.plan.covered {
+            hidden::cover(path)?;
         }
         self.plan.protected.iter().try_for_each(|path| program::make_read_only(path))?;
         program::forbid_terminal_input()?;

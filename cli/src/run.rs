@@ -17,7 +17,7 @@ use crate::bounds::within;
 use crate::failure::{During, Failure, Outcome};
 use crate::gateway::Session;
 use crate::gateway::args::Args as GatewayArgs;
-use crate::gateway::ask::{self, Whom};
+use crate::gateway::ask::Whom;
 use crate::gateway::audit::Target;
 use crate::gateway::outside::Outside;
 use crate::gateway::plan::Plan;
@@ -202,9 +202,7 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
     plan.learn = args.learn.clone();
     plan.outside = outside(args, has_rules)?;
     plan.has_summary = args.summary;
-    if plan.ask == Some(Whom::Terminal) {
-        plan.terminal = ask::own_terminal();
-    }
+    plan.covered = plan.ask.as_ref().and_then(Whom::path);
     let session = Session { plan, name: "fulmar run", user: User::Same };
     if waits { session.run_and_wait() } else { session.run() }
 }

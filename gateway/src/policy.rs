@@ -96,7 +96,7 @@ pub enum Decision {
     /// It may not: a connection is reset, a datagram is answered by ICMP's "administratively prohibited".
     Deny,
     /// It is not decided yet. A connection waits without an answer to its SYN, and the policy is asked again every second,
-    /// and at once after [`Handle::decide_again`](crate::Handle::decide_again). After a minute it is reset. A datagram is
+    /// and at once after [`Handle::decide_again`](crate::Handle::decide_again). After 70 seconds it is reset. A datagram is
     /// dropped: programs send again.
     Wait,
 }

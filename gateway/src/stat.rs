@@ -38,7 +38,7 @@ macro_rules! refusals {
 refusals! {
     /// The policy denies the flow.
     Policy = "policy";
-    /// The policy has not decided: a datagram came meanwhile, a connection waited for a minute, or too many wait.
+    /// The policy has not decided: a datagram came meanwhile, a connection waited for too long, or too many wait.
     Undecided = "undecided";
     /// A new policy denies a flow that the one before allowed; it was ended.
     PolicyChanged = "policy_changed";

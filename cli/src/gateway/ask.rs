@@ -39,18 +39,6 @@ const CONSOLE: u32 = 4;
 /// The first of [`CONSOLE`] that is a serial line.
 const FIRST_SERIAL: u32 = 64;
 
-/// The path of the terminal of this process's session (proc_pid_stat(5), `tty_nr`).
-pub(crate) fn own_terminal() -> Option<PathBuf> {
-    let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
-    let device: u32 = stat.rsplit(')').next()?.split_whitespace().nth(4)?.parse().ok()?;
-    let (major, minor) = (device >> 8 & 0xfff, device & 0xff | device >> 12 & 0xf_ff00);
-    match major {
-        PTY => Some(format!("/dev/pts/{minor}").into()),
-        CONSOLE if minor < FIRST_SERIAL => Some(format!("/dev/tty{minor}").into()),
-        _ => None,
-    }
-}
-
 /// Bytes of a question or an answer at most.
 const MOST_LINE_BYTES: usize = 4096;
 
@@ -61,6 +49,28 @@ pub(crate) enum Whom {
     Terminal,
     /// The program that listens at a Unix socket.
     Socket(PathBuf),
+}
+
+impl Whom {
+    /// The path by which a program could reach who is asked.
+    pub(crate) fn path(&self) -> Option<PathBuf> {
+        match self {
+            Whom::Terminal => own_terminal(),
+            Whom::Socket(path) => Some(path.clone()),
+        }
+    }
+}
+
+/// The path of the terminal of this process's session (proc_pid_stat(5), `tty_nr`).
+fn own_terminal() -> Option<PathBuf> {
+    let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
+    let device: u32 = stat.rsplit(')').next()?.split_whitespace().nth(4)?.parse().ok()?;
+    let (major, minor) = (device >> 8 & 0xfff, device & 0xff | device >> 12 & 0xf_ff00);
+    match major {
+        PTY => Some(format!("/dev/pts/{minor}").into()),
+        CONSOLE if minor < FIRST_SERIAL => Some(format!("/dev/tty{minor}").into()),
+        _ => None,
+    }
 }
 
 /// The pipes of the gateway's end.

@@ -110,8 +110,8 @@ pub struct Plan {
     pub audit: Option<audit::Target>,
     /// Who is asked about what no rule names.
     pub ask: Option<Whom>,
-    /// The user's terminal, of which the program gets none.
-    pub terminal: Option<PathBuf>,
+    /// The user's terminal, or the socket of who is asked: the program has no way to it.
+    pub covered: Option<PathBuf>,
     /// Print a summary at the end.
     pub has_summary: bool,
 }
@@ -180,7 +180,7 @@ impl Plan {
             learn: None,
             audit: None,
             ask: None,
-            terminal: None,
+            covered: None,
             has_summary: false,
         })
     }

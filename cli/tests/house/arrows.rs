@@ -117,6 +117,7 @@ const ROOMS: &[Room] = &[
             "indicatif",
             "nix",
             "ratatui",
+            "rustix",
             "serde",
             "serde_json",
             "sha2",

@@ -38,6 +38,11 @@ const MOST_TYPED: usize = 32;
 /// How long the last output of a program is waited for: a process that it has left may have the pty still.
 const LAST_OUTPUT_MS: u16 = 50;
 const HELP: &str = "once, always, no, never; stop: no more questions";
+/// Ends what the program has left of an escape sequence or a string (CAN, ST), and makes text visible again: attributes,
+/// character sets, insertion, wrapping, the cursor, the colours of the palette, of text and of the background (xterm's
+/// control sequences).
+const VISIBLE: &str =
+    "\x18\x1b\\\x1b[0m\x1b(B\x0f\x1b[4l\x1b[?7h\x1b[?25h\x1b]104\x1b\\\x1b]110\x1b\\\x1b]111\x1b\\";
 const CTRL_C: u8 = 3;
 const CTRL_D: u8 = 4;
 const CTRL_U: u8 = 21;
@@ -271,11 +276,7 @@ impl Terminal {
                 self.answer(Answer::No);
             }
             CTRL_D => self.answer(Answer::No),
-            8 | 127 => {
-                if asked.typed.pop().is_some() {
-                    self.say("\x08 \x08");
-                }
-            }
+            8 | 127 if asked.typed.pop().is_some() => self.say("\x08 \x08"),
             CTRL_U => {
                 let erased = "\x08 \x08".repeat(asked.typed.len());
                 asked.typed.clear();
@@ -341,7 +342,8 @@ impl Terminal {
         while self.asked.is_none() {
             let Some((question, until)) = self.waiting.pop_front() else { return };
             if until > now {
-                self.say(&format!("\r\nfulmar run: reach {}? [{HELP}] ", what(&question)));
+                let what = what(&question);
+                self.say(&format!("{VISIBLE}\r\nfulmar run: reach {what}? [{HELP}] "));
                 self.asked = Some(Asked { id: question.id, until, typed: String::new() });
             }
         }
