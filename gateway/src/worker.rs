@@ -367,6 +367,7 @@ impl Worker {
             layers.tcp.end_denied(&mut cx);
             layers.udp.end_denied(&mut cx);
             layers.echoes.end_denied(&mut cx);
+            layers.tcp.decide_again(&mut cx);
         }
         if self.siblings.take_decided() {
             let (layers, mut cx) = self.layers();

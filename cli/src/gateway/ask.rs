@@ -254,3 +254,63 @@ impl Ask {
         self.desk().table.was_allowed(&Key::of(flow))
     }
 }
+
+#[cfg(test)]
+impl Ask {
+    /// Questions that no one reads.
+    pub(super) fn unread() -> Ask {
+        let questions = File::options().write(true).open("/dev/null").unwrap();
+        Ask::new(questions, &Log::to_stderr("t", true))
+    }
+
+    /// Takes a line of an answer.
+    pub(super) fn hear(&self, line: &str) {
+        self.take(&mut Lines(format!("{line}\n").into_bytes())).unwrap();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fulmar_gateway::policy::Protocol;
+
+    #[test]
+    fn lines_are_whole_however_they_are_cut_and_bounded() {
+        let text = b"one\ntwo\n\nthree\n";
+        for each in 1..=text.len() {
+            let (mut lines, mut found) = (Lines::default(), Vec::new());
+            for mut piece in text.chunks(each) {
+                lines.read(&mut piece).unwrap();
+                found.extend(std::iter::from_fn(|| lines.next()));
+            }
+            assert_eq!(found.concat(), text, "{each}");
+            assert_eq!(found.len(), 4);
+        }
+        let mut lines = Lines::default();
+        assert!(lines.read(&mut &b""[..]).is_err(), "the end");
+        lines.read(&mut &[b'x'; MOST_LINE_BYTES][..]).unwrap();
+        assert!(lines.read(&mut &b"x"[..]).is_err(), "too long");
+    }
+
+    #[test]
+    fn a_question_is_one_line_whatever_the_name_is() {
+        let host = Host::Name("a\n\u{1b}[2J\".example".to_owned());
+        let line = line_of(&Question::new(7, &Key { protocol: Protocol::Icmp, host, port: 0 }));
+        assert_eq!(line.iter().position(|byte| *byte == b'\n'), Some(line.len() - 1));
+        let back: serde_json::Value = serde_json::from_slice(&line).unwrap();
+        assert_eq!(back["name"], "a\n\u{1b}[2J\".example");
+        assert!(back.get("port").is_none() && back.get("address").is_none());
+    }
+
+    #[test]
+    fn an_answer_that_is_none_is_an_error() {
+        let ask = Ask::unread();
+        for line in
+            ["", "{}", "{\"id\":1}", "{\"id\":-1,\"answer\":\"no\"}", "[1,\"no\"] x", "\u{0}"]
+        {
+            let mut lines = Lines(format!("{line}\n").into_bytes());
+            assert!(ask.take(&mut lines).is_err(), "{line}");
+        }
+        ask.hear("{\"id\":18446744073709551615,\"answer\":\"always\",\"by\":\"me\"}");
+    }
+}

@@ -335,6 +335,57 @@ mod tests {
     }
 
     #[test]
+    fn an_answer_opens_the_closed_rest_and_nothing_else() {
+        let mut rules = Rules::default();
+        rules
+            .add_file(
+                "deny 192.0.2.0/24\nallow good.example:80\ndeny evil.example",
+                Path::new("/r"),
+            )
+            .unwrap();
+        rules.close_to_ask();
+        let ask = Ask::unread();
+        let mut policy =
+            RulesPolicy { ask: Some(ask.clone()), ..RulesPolicy::of(rules, vec![], None) };
+        let flow = |name, to: &str, leads_to: &str| {
+            let (from, to) = ("10.0.0.2:1000".parse().unwrap(), to.parse().unwrap());
+            let flow = NewFlow::new(Protocol::Tcp, from, to);
+            NewFlow { name, leads_to: leads_to.parse().unwrap(), ..flow }
+        };
+        let own = "198.18.0.2:443";
+        let other = flow(Some("other.example"), own, own);
+        // Of a name that rules deny or allow nothing is asked.
+        assert_eq!(policy.decide_name("evil.example", 1), Decision::Deny);
+        assert_eq!(policy.decide_name("good.example", 1), Decision::Allow);
+        assert_eq!(policy.decide_name("other.example", 28), Decision::Wait);
+        assert_eq!(policy.decide_name("other.example", 16), Decision::Deny, "TXT");
+        assert_eq!(
+            policy.decide(&flow(Some("evil.example"), own, "198.51.100.7:443")),
+            Decision::Deny
+        );
+        assert_eq!(policy.decide(&flow(None, "192.0.2.1:443", "192.0.2.1:443")), Decision::Deny);
+        assert_eq!(policy.decide_now(&other), Decision::Deny, "nothing is asked");
+        assert_eq!(policy.decide_look_up(&other), Decision::Wait);
+        ask.hear("{\"id\":1,\"answer\":\"always\"}");
+        assert_eq!(policy.decide_look_up(&other), Decision::Allow);
+        let leads = |to| flow(Some("other.example"), own, to);
+        assert_eq!(policy.decide(&leads("198.51.100.7:443")), Decision::Allow);
+        assert_eq!(policy.decide_now(&leads("198.51.100.7:443")), Decision::Allow);
+        for guarded in ["10.0.0.1:443", "127.0.0.1:443", "169.254.169.254:443", "192.0.2.1:443"] {
+            assert_eq!(policy.decide(&leads(guarded)), Decision::Deny, "{guarded}");
+        }
+        let elsewhere = flow(Some("other.example"), "198.18.0.2:22", "198.18.0.2:22");
+        assert_eq!(policy.decide_look_up(&elsewhere), Decision::Wait, "another port");
+        // New rules decide before the answer.
+        let mut rules = Rules::default();
+        rules.deny("other.example".parse().unwrap(), Source::Option);
+        rules.close_to_ask();
+        policy.set_rules(rules);
+        assert_eq!(policy.decide_now(&leads("198.51.100.7:443")), Decision::Deny);
+        assert_eq!(policy.decide(&elsewhere), Decision::Deny);
+    }
+
+    #[test]
     fn dns_whose_names_are_not_read_passes_where_no_name_is_refused() {
         for (text, decision) in [
             ("no-network\nallow example.org:443", Decision::Deny),

@@ -536,3 +536,26 @@ fn prefixes_cover_what_shares_their_bits() {
     assert!(covers(ip("fd00::1"), 64, ip("fd00::2")));
     assert!(!covers(ip("fd00::1"), 64, ip("10.0.0.1")));
 }
+
+#[test]
+fn rules_that_are_closed_to_ask_keep_those_of_a_file_and_an_option_that_closes_does_not() {
+    let at = |rules: &Rules, to: &str| {
+        let to = SocketAddr::new(to.parse().unwrap(), 80);
+        let verdict = rules.verdict(&Destination::new(Protocol::Tcp, to));
+        (verdict.step, verdict.denial.map(ToString::to_string))
+    };
+    let mut rules = Rules::default();
+    rules.add_file("deny 10.0.0.0/8\nallow 10.1.2.3", Path::new("/r")).unwrap();
+    rules.close_to_ask();
+    assert_eq!(at(&rules, "10.1.2.3"), (Step::Address, None));
+    assert_eq!(at(&rules, "9.9.9.9"), (Step::Default, Some("--ask".to_owned())));
+    assert_eq!(at(&rules, "10.0.0.1").0, Step::Address);
+    assert_eq!(at(&rules, "169.254.169.254").0, Step::Guarded);
+    let mut open = rules.clone();
+    open.allow("*".parse().unwrap(), Source::Option);
+    assert_eq!(at(&open, "9.9.9.9"), (Step::Any, None), "nothing is left to ask about");
+    rules.allow("192.0.2.1".parse().unwrap(), Source::Option);
+    assert_eq!(at(&rules, "9.9.9.9").0, Step::Default);
+    assert_eq!(at(&rules, "10.1.2.3").0, Step::Address);
+    assert!(at(&rules, "10.1.2.3").1.is_some(), "options close, so that the file allows nothing");
+}
