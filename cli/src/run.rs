@@ -124,7 +124,7 @@ pub struct Args {
     /// Write the program's packets to this file (pcapng)
     #[arg(long, value_name = "FILE")]
     pcap: Option<PathBuf>,
-    /// Refuse what no rule allows, but ask about it on the terminal, while the connection waits: once, always (in this run),
+    /// Ask on the terminal about what no rule allows or refuses, while the connection waits: once, always (in this run),
     /// no, never, stop (no more questions)
     #[arg(long)]
     ask: bool,

@@ -113,7 +113,7 @@ pub trait Policy: Send {
     }
 
     /// Whether the name of a flow may be looked up for it, where names have addresses of their own. `leads_to` is `to`:
-    /// the real address is not known. A flow that waits here is decided before the host's resolvers hear of the name.
+    /// the real address is not known. The host's resolvers are not asked for the name of a flow that waits here.
     fn decide_look_up(&mut self, flow: &NewFlow<'_>) -> Decision {
         let _ = flow;
         Decision::Allow
@@ -152,8 +152,8 @@ pub trait Policy: Send {
     }
 
     /// A DNS question for records of a type of a name, in lower case, without the dot at its end. What is denied is
-    /// answered by REFUSED. Where names have addresses of their own, [`Decision::Wait`] lets the guest have those of the
-    /// name, and the host's resolvers are not asked until a flow to it is allowed; elsewhere it is a denial.
+    /// answered by REFUSED. Where names have addresses of their own, [`Decision::Wait`] lets the guest have
+    /// these addresses, and the host's resolvers are not asked until a flow to it is allowed; elsewhere it is a denial.
     fn decide_name(&mut self, name: &str, record_type: u16) -> Decision {
         let _ = (name, record_type);
         Decision::Allow

@@ -29,8 +29,8 @@ use super::stderr::{StderrRelay, Woken};
 use super::{panics, wait};
 use crate::failure::{During, Failure, Outcome};
 
-/// Starts the gateway of a process, and waits for its end. `resolvers`: those of the program's own resolv.conf; `None`:
-/// the program has the host's.
+/// Starts the gateway of a process, and waits for its end. `resolvers`: the servers and domains of the
+/// program's own resolv.conf; `None`: the program has the host's.
 ///
 /// # Errors
 /// A sentence about the step of the set-up that failed.

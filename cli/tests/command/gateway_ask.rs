@@ -22,7 +22,7 @@ const OUTSIDE: &str = "192.0.2.7";
 /// What comes last of a question.
 const ASKED: &str = "no more questions] ";
 
-/// A namespace behind a router, with a server that greets whoever connects. Returns its port.
+/// A namespace behind a router, with a server that greets its clients. Returns its port.
 fn outside() -> u16 {
     let (here, there) = (Netns::current().unwrap(), Netns::new().unwrap());
     let near = VethEnd { name: "out0", mac: [2, 0, 0, 0, 1, 1], mtu: 1500 };
@@ -181,7 +181,7 @@ fn the_users_terminal_is_out_of_the_programs_reach_and_ctrl_c_is_not() {
         run.types("\x03");
         let seen = run.ended();
         assert!(seen.contains("refused") && seen.contains("interrupted"), "{seen}");
-        // Without a terminal nobody can be asked.
+        // Without a terminal the command does not start.
         let mut command = Command::new("setsid");
         command.args(["--wait", FULMAR, "run", "--ask", "--", "true"]).stdin(Stdio::null());
         let output = command.output().unwrap();

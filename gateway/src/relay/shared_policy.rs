@@ -59,7 +59,7 @@ impl SharedPolicy {
         Some(question(&mut *self.known.as_ref()?.lock().ok()?))
     }
 
-    /// What there is without a policy, or after its panic.
+    /// The decision without a policy, or after its panic.
     fn default_decision(&self) -> Decision {
         if self.has_policy() { Decision::Deny } else { Decision::Allow }
     }

@@ -169,7 +169,7 @@ impl Terminal {
             let mut came = ready.iter().map(|fd| fd.revents().unwrap_or(PollFlags::empty()));
             let [is_other, typed, of_pty, asked] =
                 wanted.map(|one| one.and_then(|_| came.next()).unwrap_or(PollFlags::empty()));
-            // What was typed before a question is not its answer.
+            // Before new questions: earlier keys are not their answers.
             if !typed.is_empty() {
                 self.take_typed();
             }

@@ -39,7 +39,7 @@ pub(super) fn is_for_addresses(question: &Question) -> bool {
 
 impl Dns {
     /// Answers a question of the guest that concerns addresses, now or when the name was looked up. False: it is asked
-    /// as the guest wrote it. `may_ask`: the resolvers may hear of the name.
+    /// as the guest wrote it. `may_ask`: the resolvers may be asked.
     pub(super) fn answer_by_name(
         &mut self,
         cx: &mut Context<'_>,
