@@ -273,6 +273,8 @@ impl Terminal {
             b'\r' | b'\n' => self.take_word(),
             CTRL_C | CTRL_BACKSLASH => {
                 self.input.push(byte);
+                // Before the program can end because of the refusal.
+                self.pass_input();
                 self.answer(Answer::No);
             }
             CTRL_D => self.answer(Answer::No),
