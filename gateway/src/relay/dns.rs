@@ -577,7 +577,9 @@ fn without_extras<'a>(
     let is_given = cx.settings.names.are_given();
     let reads_names = cx.settings.policy.reads_names();
     let plain = if is_given || reads_names { messages::plain(bytes) } else { None };
-    let may_hide = |cx: &mut Context<'_>| !reads_names || cx.settings.policy.decide_name(None) == Decision::Allow;
+    let may_hide = |cx: &mut Context<'_>| {
+        !reads_names || cx.settings.policy.decide_name(None) == Decision::Allow
+    };
     match plain {
         Some(plain) => Some(plain.into()),
         None if is_given || is_question && !may_hide(cx) => None,
