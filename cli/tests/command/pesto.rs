@@ -135,6 +135,25 @@ fn ports_are_published_and_withdrawn_by_the_messages_of_pesto() {
 }
 
 #[test]
+fn a_udp_port_with_flows_in_several_queues_is_free_when_it_is_withdrawn() {
+    in_sandbox(|| {
+        let (guest, socket) = (Guest::new(), Scratch::new("conf-queues"));
+        let cpus = thread::available_parallelism().map_or(1, usize::from);
+        let queues = if cpus > 1 { "2" } else { "1" };
+        let line = ["--config-net", "-t", "none", "-u", "5353", "-T", "none", "-U", "none"];
+        let more = ["--queues", queues, "-c", &socket.text(), &guest.pid()];
+        detached(&[&line[..], &more].concat());
+        echo_in(&guest, 5353);
+        assert!((0..20).all(|_| is_echoed(5353)));
+        assert!(UdpSocket::bind("0.0.0.0:5353").is_err());
+        send(greeted(&socket.0, &tables("none", "5353", "none")), &Tables::default());
+        let withdrawn = Instant::now();
+        wait_until("the port is free", || UdpSocket::bind("0.0.0.0:5353").is_ok());
+        assert!(withdrawn.elapsed() < Duration::from_secs(10));
+    });
+}
+
+#[test]
 fn messages_without_a_meaning_change_nothing() {
     in_sandbox(|| {
         let (guest, socket) = (Guest::new(), Scratch::new("conf-bad"));
