@@ -112,9 +112,16 @@ struct Entry {
     is_strict: bool,
     /// What all flows that it allows share.
     allowance: Option<Arc<Allowance>>,
+    /// The text of an allowance, once it was needed.
+    shown: OnceLock<Arc<str>>,
 }
 
 impl Entry {
+    fn new(rule: Rule, source: Source, denial: Option<Denial>) -> Entry {
+        let shown = OnceLock::new();
+        Entry { rule, source, denial, is_strict: false, allowance: None, shown }
+    }
+
     fn is_option(&self) -> bool {
         self.source == Source::Option
     }
@@ -207,6 +214,14 @@ impl<'a> Verdict<'a> {
         Verdict { step, denial: entry.denial.as_ref(), entry: Some(entry) }
     }
 
+    /// Its `Display`. The text of an allowance is made once.
+    pub fn text(&self) -> Arc<str> {
+        match (self.denial, self.entry) {
+            (None, Some(entry)) => Arc::clone(entry.shown.get_or_init(|| self.to_string().into())),
+            _ => self.to_string().into(),
+        }
+    }
+
     /// The limits of the rule that allows it.
     pub fn allowance(&self) -> Option<&'a Arc<Allowance>> {
         self.entry?.allowance.as_ref()
@@ -267,7 +282,7 @@ fn canonical_name(name: &str) -> String {
 impl Rules {
     /// Allows what a rule names. This closes the rules unless the rule is an exception from a denial.
     pub fn allow(&mut self, rule: Rule, source: Source) {
-        self.add(Entry { rule, source, denial: None, is_strict: false, allowance: None });
+        self.add(Entry::new(rule, source, None));
     }
 
     /// Refuses what a rule names. `*` on all ports is what [`Rules::close`] refuses.
@@ -276,7 +291,7 @@ impl Rules {
         if rule.is_everything() {
             return self.close_by(denial, &source);
         }
-        self.add(Entry { rule, source, denial: Some(denial), is_strict: false, allowance: None });
+        self.add(Entry::new(rule, source, Some(denial)));
     }
 
     /// Refuses what no rule names.

@@ -179,7 +179,7 @@ impl Audit {
     }
 
     /// The guest has asked for records of a name. `rule`: what has decided.
-    pub(super) fn asked(&self, name: &str, record_type: u16, is_allowed: bool, rule: String) {
+    pub(super) fn asked(&self, name: &str, record_type: u16, is_allowed: bool, rule: Arc<str>) {
         let name = name.to_owned();
         self.shared.push(Event::Question { name, record_type, is_allowed, rule });
     }

@@ -1,5 +1,6 @@
 //! The rules that decide what a guest reaches.
 
+use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
@@ -32,8 +33,8 @@ struct RulesPolicy {
     audit: Option<Audit>,
     /// The user, who is asked about what no rule names.
     ask: Option<Ask>,
-    /// The last flow that was denied, and by which rule.
-    denied: Option<(Key, Denied)>,
+    /// Flows that were denied and not refused yet, and by which rule. Each queue has one at most.
+    denied: HashMap<Key, Denied>,
 }
 
 /// A flow: its transport, the guest's end, and the destination as the guest wrote it.
@@ -42,13 +43,16 @@ type Key = (Protocol, SocketAddr, SocketAddr);
 /// A flow that a rule has denied.
 struct Denied {
     what: Flow,
-    by: String,
+    by: Arc<str>,
 }
+
+/// Flows that are remembered as denied: more than there are queues, as some are never refused.
+const MOST_DENIED: usize = 256;
 
 /// What decides about a flow.
 enum Ruling {
-    Allowed(String),
-    Denied(String),
+    Allowed(Arc<str>),
+    Denied(Arc<str>),
     /// The user has not answered yet.
     Open,
 }
@@ -77,7 +81,7 @@ pub(super) fn rules_policy(
         refused: refused.cloned(),
         audit,
         ask,
-        denied: None,
+        denied: HashMap::new(),
     }))
 }
 
@@ -99,11 +103,11 @@ impl RulesPolicy {
     fn rule_on(&self, flow: &NewFlow<'_>, ask: impl FnOnce(&Ask) -> Said) -> Ruling {
         let verdict = self.rules.verdict_of_flow(flow, &self.dns);
         match (self.ask.as_ref().filter(|_| is_unnamed(&verdict)).map(ask), verdict.denial) {
-            (Some(Said::Allowed), _) => Ruling::Allowed(BY_USER.to_owned()),
-            (Some(Said::Refused(why)), _) => Ruling::Denied(why.to_owned()),
+            (Some(Said::Allowed), _) => Ruling::Allowed(BY_USER.into()),
+            (Some(Said::Refused(why)), _) => Ruling::Denied(why.into()),
             (Some(Said::Nothing), _) => Ruling::Open,
-            (None, Some(denial)) => Ruling::Denied(denial.to_string()),
-            (None, None) => Ruling::Allowed(verdict.to_string()),
+            (None, Some(_)) => Ruling::Denied(verdict.text()),
+            (None, None) => Ruling::Allowed(verdict.text()),
         }
     }
 
@@ -112,7 +116,7 @@ impl RulesPolicy {
         let NewFlow { to, leads_to, name, names, claimed_names, is_host, host_network, .. } = *flow;
         let denial = match &ruling {
             Ruling::Open => return Decision::Wait,
-            Ruling::Denied(by) => Some(by.as_str()),
+            Ruling::Denied(by) => Some(by),
             Ruling::Allowed(_) => None,
         };
         let own = name.map(|name| [name.to_owned()]);
@@ -125,7 +129,9 @@ impl RulesPolicy {
                 tally.denied += u64::from(denial.is_some());
             });
         }
-        self.denied = denial.map(|by| {
+        let key = (flow.protocol, flow.from, to);
+        self.denied.remove(&key);
+        if let Some(by) = denial {
             let (is_by_name, name) = (name.is_some(), names.first().cloned());
             let at = match is_by_name {
                 true if leads_to == to => SocketAddr::new(UNRESOLVED, to.port()),
@@ -134,12 +140,15 @@ impl RulesPolicy {
             };
             let what =
                 Flow { protocol: flow.protocol, name, at, is_by_name, is_host, host_network };
-            ((flow.protocol, flow.from, to), Denied { what, by: by.to_owned() })
-        });
-        if let (Some(audit), Ruling::Allowed(by)) = (&mut self.audit, &ruling) {
-            audit.allowed(flow, Some(by.as_str().into()));
+            if self.denied.len() >= MOST_DENIED {
+                self.denied.clear();
+            }
+            self.denied.insert(key, Denied { what, by: Arc::clone(by) });
         }
-        self.decision(denial)
+        if let (Some(audit), Ruling::Allowed(by)) = (&mut self.audit, &ruling) {
+            audit.allowed(flow, Some(Arc::clone(by)));
+        }
+        self.decision(denial.map(|by| &**by))
     }
 }
 
@@ -196,7 +205,7 @@ impl Policy for RulesPolicy {
             refused.add(&self.rules, What::Name(name.to_owned()), &by.to_string());
         }
         if let Some(audit) = &self.audit {
-            audit.asked(name, record_type, denial.is_none(), verdict.to_string());
+            audit.asked(name, record_type, denial.is_none(), verdict.text());
         }
         if waits { Decision::Wait } else { self.decision_by(denial) }
     }
@@ -207,10 +216,9 @@ impl Policy for RulesPolicy {
 
     fn refused(&mut self, flow: &NewFlow<'_>, why: Refusal) {
         let key = (flow.protocol, flow.from, flow.to);
-        let is_last = |of: &Key| why == Refusal::Policy && *of == key;
-        let denied = self.denied.take_if(|(of, _)| is_last(of)).map(|(_, denied)| denied);
+        let denied = if why == Refusal::Policy { self.denied.remove(&key) } else { None };
         if let Some(audit) = &mut self.audit {
-            audit.refused(flow, why, denied.as_ref().map(|denied| denied.by.as_str().into()));
+            audit.refused(flow, why, denied.as_ref().map(|denied| Arc::clone(&denied.by)));
         }
         let Some(refused) = &self.refused else { return };
         if let Some(denied) = denied {
@@ -279,7 +287,7 @@ mod tests {
                 refused: None,
                 audit: None,
                 ask: None,
-                denied: None,
+                denied: HashMap::new(),
             }
         }
     }

@@ -67,6 +67,8 @@ const LONGEST_DELIVERY: Duration = Duration::from_secs(60);
 
 /// One turn in this number is measured for a summary: most programs are short, and exit after some hundred turns.
 const SUMMARY_EVERY: u32 = 4;
+/// The same for an audit, which is to cost little.
+const AUDIT_EVERY: u32 = 16;
 
 /// How a gateway runs, and where its messages go.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -572,11 +574,13 @@ fn configure(
     (config, reporter)
 }
 
-/// One turn of the loop in this number is measured: as FULMAR_LEDGER says, or [`SUMMARY_EVERY`] for a summary.
+/// One turn of the loop in this number is measured: as FULMAR_LEDGER says, [`SUMMARY_EVERY`] for a summary, or
+/// [`AUDIT_EVERY`] for the receipt of an audit.
 fn account_of(plan: &Plan) -> Option<u32> {
     let said = std::env::var("FULMAR_LEDGER").ok().and_then(|n| n.trim().parse().ok());
-    let is_needed = plan.has_summary || plan.audit.is_some();
-    said.filter(|n| *n > 0).or(is_needed.then_some(SUMMARY_EVERY))
+    let for_summary = plan.has_summary.then_some(SUMMARY_EVERY);
+    let for_audit = plan.audit.as_ref().map(|_| AUDIT_EVERY);
+    said.filter(|n| *n > 0).or(for_summary).or(for_audit)
 }
 
 /// Connections from the host's loopback are spliced to the guest's loopback, or to its address: there they come

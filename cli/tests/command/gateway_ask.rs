@@ -175,8 +175,10 @@ fn the_users_terminal_is_out_of_the_programs_reach_and_ctrl_c_is_not() {
     in_sandbox(|| {
         let outer = "tty=$(ps -o tty= -p $PPID 2>/dev/null); \
                      test -c /dev/tty && tty && { test -r /dev/$tty && echo hijacked >/dev/$tty; }; ";
+        // Bash runs a trap of SIGINT at once only while it waits for a job.
+        let greet = greet(OUTSIDE, 9);
         let script =
-            format!("{outer}trap 'echo interrupted' INT; {}sleep 1; true", greet(OUTSIDE, 9));
+            format!("{outer}trap 'echo interrupted' INT; {{ {greet} }} & wait; wait; true");
         let mut run = AtTerminal::run(&[], &script);
         assert!(!run.until(ASKED).contains("hijacked"));
         run.types("\x03");

@@ -371,13 +371,13 @@ fn in_order<'t, 'i>(
 
 impl Rules {
     fn allow_within(&mut self, rule: Rule, source: Source, allowance: Option<Arc<Allowance>>) {
-        self.add(Entry { rule, source, denial: None, is_strict: false, allowance });
+        self.add(Entry { allowance, ..Entry::new(rule, source, None) });
     }
 
     /// Refuses what a rule names before all other rules are asked.
     fn deny_strictly(&mut self, rule: Rule, source: Source) {
         let denial = Some(Denial(Why::Rule(rule.clone(), source.clone())));
-        self.add(Entry { rule, source, denial, is_strict: true, allowance: None });
+        self.add(Entry { is_strict: true, ..Entry::new(rule, source, denial) });
     }
 }
 

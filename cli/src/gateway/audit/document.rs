@@ -22,7 +22,7 @@ pub(super) enum Event {
         name: String,
         record_type: u16,
         is_allowed: bool,
-        rule: String,
+        rule: Arc<str>,
     },
     Begin(Flow),
     End(Flow),
