@@ -44,6 +44,7 @@ use fulmar_gateway::program::{self, Resolvers};
 
 use crate::failure::{During, Failure, Outcome};
 pub use args::Args;
+use ask::Covered;
 use detach::{Becomes, PendingGateway, Process};
 use plan::{Guest, Plan};
 use serve::RunMode;
@@ -174,8 +175,10 @@ impl Session<'_> {
         if let Some(resolvers) = self.resolvers() {
             program::resolve_through(&resolvers)?;
         }
-        if let Some(path) = &self.plan.covered {
-            hidden::cover(path)?;
+        match &self.plan.covered {
+            Some(Covered::Socket(path)) => hidden::cover(path)?,
+            Some(Covered::Terminal(device)) => hidden::hide_terminals(*device)?,
+            None => {}
         }
         self.plan.protected.iter().try_for_each(|path| program::make_read_only(path))?;
         program::forbid_terminal_input()?;

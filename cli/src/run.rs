@@ -125,7 +125,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     pcap: Option<PathBuf>,
     /// Ask on the terminal about what no rule allows or refuses, while the connection waits: once, always (in this run),
-    /// no, never, stop (no more questions)
+    /// no, never, stop (no more questions); includes --strict
     #[arg(long)]
     ask: bool,
     /// As --ask, but ask the program that listens at this Unix socket, by JSON lines
@@ -202,7 +202,7 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
     plan.learn = args.learn.clone();
     plan.outside = outside(args, has_rules)?;
     plan.has_summary = args.summary;
-    plan.covered = plan.ask.as_ref().and_then(Whom::path);
+    plan.covered = plan.ask.as_ref().and_then(Whom::covered);
     let session = Session { plan, name: "fulmar run", user: User::Same };
     if waits { session.run_and_wait() } else { session.run() }
 }
@@ -213,7 +213,8 @@ fn outside(args: &Args, has_rules: bool) -> Outcome<Outside> {
     };
     Ok(Outside {
         has_rules,
-        is_strict: args.strict,
+        // By another way to the terminal the program could answer itself, or kill who asks.
+        is_strict: args.strict || args.ask,
         is_quiet: args.quiet,
         unix: args.unix.iter().map(full).collect::<Outcome<_>>()?,
     })

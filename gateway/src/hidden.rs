@@ -17,7 +17,7 @@
 
 use std::fs::{self, File, FileType};
 use std::io;
-use std::os::unix::fs::{FileTypeExt, symlink};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
@@ -71,7 +71,7 @@ pub fn hide(hidden: Hidden, shown: &[PathBuf]) -> io::Result<()> {
     context("cannot enter the working folder, whose services are hidden", entered)
 }
 
-/// Puts an empty file in the place of a socket.
+/// Puts `/dev/null` in the place of a socket or device.
 ///
 /// # Errors
 /// Those of mount(2). A socket that is gone is not an error.
@@ -84,6 +84,40 @@ pub fn cover(socket: &Path) -> io::Result<()> {
             context(&what, covered.map_err(Into::into))
         }
     }
+}
+
+/// Major number of ptys (Documentation/admin-guide/devices.txt): 136 to 143.
+const PTYS: std::ops::Range<u64> = 136..144;
+
+/// Gives a program ptys of its own and none of others, and covers every device of `/dev` that is the terminal `own`, a
+/// number as of stat(2).
+///
+/// # Errors
+/// The step that failed; there is no such device.
+pub fn hide_terminals(own: u64) -> io::Result<()> {
+    const PTS: &str = "/dev/pts";
+    const PTMX: &str = "/dev/ptmx";
+    let flags = MsFlags::MS_NOSUID | MsFlags::MS_NOEXEC;
+    let none = None::<&str>;
+    if Path::new(PTS).is_dir() {
+        let options = Some("ptmxmode=0666,mode=0620");
+        let mounted = mount(Some("devpts"), PTS, Some("devpts"), flags, options);
+        context("cannot hide other terminals from the program", mounted.map_err(Into::into))?;
+        // Elsewhere it is a link to the other one.
+        if fs::symlink_metadata(PTMX).is_ok_and(|m| m.file_type().is_char_device()) {
+            let bound = mount(Some("/dev/pts/ptmx"), PTMX, none, MsFlags::MS_BIND, none);
+            context("cannot give the program ptys of its own", bound.map_err(Into::into))?;
+        }
+    }
+    let is_own = |m: fs::Metadata| m.file_type().is_char_device() && m.rdev() == own;
+    let entries = fs::read_dir("/dev")?.flatten().map(|entry| entry.path());
+    let nodes: Vec<PathBuf> =
+        entries.filter(|path| fs::symlink_metadata(path).is_ok_and(is_own)).collect();
+    if nodes.is_empty() && !PTYS.contains(&nix::sys::stat::major(own)) {
+        let what = "cannot ask: the terminal is not in /dev; use --ask-socket PATH instead";
+        return Err(io::Error::new(io::ErrorKind::NotFound, what));
+    }
+    nodes.iter().try_for_each(|node| cover(node))
 }
 
 fn replace(folder: &Path, hidden: Hidden, shown: &[PathBuf]) -> io::Result<()> {

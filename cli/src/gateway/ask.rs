@@ -33,12 +33,6 @@ pub(super) use socket::Socket;
 use table::{Answer, Host, Key, Known, LONGEST, Table, Why};
 pub(super) use terminal::{Terminal, enter as enter_terminal};
 
-/// Device numbers of Linux: of ptys, and of virtual consoles (Documentation/admin-guide/devices.txt).
-const PTY: u32 = 136;
-const CONSOLE: u32 = 4;
-/// The first of [`CONSOLE`] that is a serial line.
-const FIRST_SERIAL: u32 = 64;
-
 /// Bytes of a question or an answer at most.
 const MOST_LINE_BYTES: usize = 4096;
 
@@ -51,26 +45,31 @@ pub(crate) enum Whom {
     Socket(PathBuf),
 }
 
+/// What is hidden from a program, which could reach there who is asked.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Covered {
+    /// A Unix socket.
+    Socket(PathBuf),
+    /// The user's terminal, by its device number, and all ptys.
+    Terminal(u64),
+}
+
 impl Whom {
-    /// The path by which a program could reach who is asked.
-    pub(crate) fn path(&self) -> Option<PathBuf> {
+    /// What is hidden from the program. `None`: this process has no terminal.
+    pub(crate) fn covered(&self) -> Option<Covered> {
         match self {
-            Whom::Terminal => own_terminal(),
-            Whom::Socket(path) => Some(path.clone()),
+            Whom::Terminal => own_terminal().map(Covered::Terminal),
+            Whom::Socket(path) => Some(Covered::Socket(path.clone())),
         }
     }
 }
 
-/// The path of the terminal of this process's session (proc_pid_stat(5), `tty_nr`).
-fn own_terminal() -> Option<PathBuf> {
+/// The device of the terminal of this process's session (proc_pid_stat(5), `tty_nr`).
+fn own_terminal() -> Option<u64> {
     let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
     let device: u32 = stat.rsplit(')').next()?.split_whitespace().nth(4)?.parse().ok()?;
     let (major, minor) = (device >> 8 & 0xfff, device & 0xff | device >> 12 & 0xf_ff00);
-    match major {
-        PTY => Some(format!("/dev/pts/{minor}").into()),
-        CONSOLE if minor < FIRST_SERIAL => Some(format!("/dev/tty{minor}").into()),
-        _ => None,
-    }
+    (device != 0).then(|| nix::sys::stat::makedev(major.into(), minor.into()))
 }
 
 /// The pipes of the gateway's end.

@@ -99,7 +99,11 @@ impl PortControl {
     ) -> io::Result<Joined> {
         let PortControl { socket, capabilities, tables } = self;
         let on_guest = auto.in_guest.clone().zip(auto.in_host.clone());
-        let on_guest = on_guest.map(|(inside, outside)| OnGuest { inside, outside });
+        let on_guest = on_guest.map(|(inside, outside)| OnGuest {
+            inside,
+            outside,
+            is_splice_only: auto.ports.are_spliced(),
+        });
         let relay = Relay::of(gateway, auto.ports.clone())?;
         let given = [&auto.tcp, &auto.udp].map(|ports| ports.given.clone());
         let published =

@@ -20,7 +20,7 @@ use fulmar_gateway::{dhcp, ra};
 use super::args::{
     Address, Args, AttachArgs, CarryArgs, GuestArgs, MapArgs, OrNone, PortArgs, ProcessArgs,
 };
-use super::ask::Whom;
+use super::ask::{Covered, Whom};
 use super::audit;
 use super::outside::Outside;
 use crate::failure::{Failure, Outcome};
@@ -111,7 +111,7 @@ pub struct Plan {
     /// Who is asked about what no rule names.
     pub ask: Option<Whom>,
     /// The user's terminal, or the socket of who is asked: the program has no way to it.
-    pub covered: Option<PathBuf>,
+    pub covered: Option<Covered>,
     /// Print a summary at the end.
     pub has_summary: bool,
 }
@@ -461,6 +461,13 @@ fn ports_of(args: &PortArgs, carry: &CarryArgs) -> Outcome<Ports> {
     };
     if args.splice_only && args.no_splice {
         return Err(Failure::new("--splice-only conflicts with --no-splice; omit one of them"));
+    }
+    let leads_away = |spec: &PortSpec| match spec {
+        PortSpec::Ports(all) => all.iter().any(|p| p.to_address.is_some_and(|a| !a.is_loopback())),
+        _ => false,
+    };
+    if args.splice_only && args.tcp_ns.iter().chain(&args.udp_ns).any(leads_away) {
+        return Err(Failure::new(super::publish::not_loopback().to_string()));
     }
     Ok(Ports {
         tcp: spec(&args.tcp_ports, carry.no_tcp, "--tcp-ports")?,

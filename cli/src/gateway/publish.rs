@@ -128,6 +128,11 @@ impl HostPorts {
         Ok(())
     }
 
+    /// Whether the thread in the guest's namespace has them.
+    pub fn are_spliced(&self) -> bool {
+        self.0.is_some()
+    }
+
     fn lock(&self) -> Option<MutexGuard<'_, SplicedPorts>> {
         self.0.as_ref().map(|spliced| spliced.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -207,7 +212,7 @@ fn own_addresses(forward: &Forward) -> io::Result<Vec<SocketAddr>> {
     }
 }
 
-fn not_loopback() -> io::Error {
+pub fn not_loopback() -> io::Error {
     io::Error::other("--splice-only publishes from loopback addresses to loopback addresses only")
 }
 

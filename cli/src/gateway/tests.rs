@@ -92,6 +92,8 @@ fn loopback_alone_needs_splicing() {
     let ports = ports("--splice-only -t 8080:80 1");
     assert!(ports.is_splice_only && ports.has_splice);
     assert!(refusal("--splice-only --no-splice 1").contains("conflicts with --no-splice"));
+    let away = refusal("--splice-only -T 127.0.0.1/5000:203.0.113.66/80 1");
+    assert!(away.contains("to loopback addresses only"), "{away}");
 }
 
 #[test]

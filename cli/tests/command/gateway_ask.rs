@@ -19,6 +19,8 @@ use nix::pty::openpty;
 
 /// The address outside to which every name leads.
 const OUTSIDE: &str = "192.0.2.7";
+/// Keys do not count before.
+const UNSEEN: Duration = Duration::from_millis(800);
 /// What comes last of a question.
 const ASKED: &str = "no more questions] ";
 
@@ -101,6 +103,9 @@ impl AtTerminal {
             if let Some((before, after)) = self.seen.split_once(what) {
                 let (before, after) = (before.to_owned(), after.to_owned());
                 self.seen = after;
+                if what == ASKED {
+                    thread::sleep(UNSEEN);
+                }
                 return before;
             }
             assert!(begun.elapsed() < PATIENCE, "{what}: {:?}", self.seen);
@@ -171,16 +176,32 @@ fn a_program_neither_reads_an_answer_nor_draws_over_a_question() {
 }
 
 #[test]
+fn keys_that_were_typed_before_a_question_could_be_read_do_not_count() {
+    in_sandbox(|| {
+        let port = outside();
+        let mut run = AtTerminal::run(&[], &greet(OUTSIDE, port));
+        run.until("fulmar run: reach ");
+        run.types("always\r");
+        run.until(ASKED);
+        run.types("no\r");
+        let seen = run.ended();
+        assert!(seen.contains("refused") && !seen.contains("greetings"), "{seen}");
+    });
+}
+
+#[test]
 fn the_users_terminal_is_out_of_the_programs_reach_and_ctrl_c_is_not() {
     in_sandbox(|| {
         let outer = "tty=$(ps -o tty= -p $PPID 2>/dev/null); \
-                     test -c /dev/tty && tty && { test -r /dev/$tty && echo hijacked >/dev/$tty; }; ";
+                     test -c /dev/tty && tty && { test -r /dev/$tty && echo hijacked >/dev/$tty; }; \
+                     echo \"ptys:\" $(ls /dev/pts); ";
         // Bash runs a trap of SIGINT at once only while it waits for a job.
         let greet = greet(OUTSIDE, 9);
         let script =
             format!("{outer}trap 'echo interrupted' INT; {{ {greet} }} & wait; wait; true");
         let mut run = AtTerminal::run(&[], &script);
-        assert!(!run.until(ASKED).contains("hijacked"));
+        let before = run.until(ASKED);
+        assert!(!before.contains("hijacked") && before.contains("ptys: ptmx\r\n"), "{before}");
         run.types("\x03");
         let seen = run.ended();
         assert!(seen.contains("refused") && seen.contains("interrupted"), "{seen}");

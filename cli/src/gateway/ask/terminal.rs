@@ -22,12 +22,13 @@ use std::time::{Duration, Instant};
 use fulmar_gateway::policy::Protocol;
 use nix::fcntl::{FcntlArg, OFlag};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::stat::{SFlag, fstat};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr, tcsetwinsize};
 
 use super::table::Answer;
 use super::{Answered, Lines, Question, line_of};
-use crate::failure::{Failure, Outcome};
+use crate::failure::{During, Failure, Outcome};
 use crate::format::printable;
 
 const TTY: &str = "/dev/tty";
@@ -38,11 +39,24 @@ const MOST_TYPED: usize = 32;
 /// How long the last output of a program is waited for: a process that it has left may have the pty still.
 const LAST_OUTPUT_MS: u16 = 50;
 const HELP: &str = "once, always, no, never; stop: no more questions";
-/// Ends what the program has left of an escape sequence or a string (CAN, ST), and makes text visible again: attributes,
-/// character sets, insertion, wrapping, the cursor, the colours of the palette, of text and of the background (xterm's
-/// control sequences).
-const VISIBLE: &str =
-    "\x18\x1b\\\x1b[0m\x1b(B\x0f\x1b[4l\x1b[?7h\x1b[?25h\x1b]104\x1b\\\x1b]110\x1b\\\x1b]111\x1b\\";
+/// Makes text visible again, whatever the program has left behind (sequences of xterm, Linux and Kitty), in the last line.
+const VISIBLE: &str = concat!(
+    // The rest of a sequence or a string (CAN, ST), VT52 mode, a held frame, the printer.
+    "\x18\x1b\\\x1b<\x1b[?2026l\x1b[4i",
+    // Soft reset; margins to the left and right, a scroll region, addresses relative to it.
+    "\x1b[!p\x1b[?69l\x1b[r\x1b[?6l",
+    // Attributes, character sets, insertion, wrapping, the cursor.
+    "\x1b[0m\x1b(B\x0f\x1b[4l\x1b[?7h\x1b[?25h",
+    // The colours of the palette, of text and of the background; images.
+    "\x1b]104\x1b\\\x1b]110\x1b\\\x1b]111\x1b\\\x1b]R\x1b\\\x1b_Ga=d,q=2\x1b\\",
+    "\x1b[999;1H",
+);
+/// Keys count as an answer so long after a question is shown, and so long after the last key that came before: they were
+/// meant for the program.
+const UNSEEN: Duration = Duration::from_millis(700);
+const QUIET: Duration = Duration::from_millis(300);
+/// Characters of a name that are shown: its end tells who has it.
+const MOST_SHOWN: usize = 60;
 const CTRL_C: u8 = 3;
 const CTRL_D: u8 = 4;
 const CTRL_U: u8 = 21;
@@ -65,6 +79,8 @@ impl Drop for Outer {
 struct Asked {
     id: u64,
     until: Instant,
+    /// When keys count.
+    from: Instant,
     typed: String,
 }
 
@@ -96,6 +112,7 @@ impl Terminal {
         let tty = OpenOptions::new().read(true).write(true).open(TTY).map_err(|_| {
             Failure::new("cannot ask: this command has no terminal; use --ask-socket PATH instead")
         })?;
+        check_output()?;
         Terminal::over(tty, questions, answers)
             .map_err(|e| Failure::io("cannot make a terminal for the program", &e))
     }
@@ -155,7 +172,8 @@ impl Terminal {
             };
             let mut of_pty = readable(self.asked.is_none());
             of_pty.set(PollFlags::POLLOUT, !self.input.is_empty());
-            let has_space = readable(self.input.len() < MOST_BYTES);
+            // An answer is read even if the program does not read.
+            let has_space = readable(self.asked.is_some() || self.input.len() < MOST_BYTES);
             let is_asking = self.answers.is_some();
             let questions = is_asking.then(|| PollFd::new(self.questions.as_fd(), readable(true)));
             let pty = self.pty.as_ref().map(|pty| PollFd::new(pty.as_fd(), of_pty));
@@ -269,6 +287,11 @@ impl Terminal {
 
     fn type_one(&mut self, byte: u8) {
         let Some(asked) = &mut self.asked else { return self.input.push(byte) };
+        let now = Instant::now();
+        if now < asked.from && !matches!(byte, CTRL_C | CTRL_BACKSLASH | CTRL_D) {
+            asked.from = asked.from.max(now + QUIET);
+            return;
+        }
         match byte {
             b'\r' | b'\n' => self.take_word(),
             CTRL_C | CTRL_BACKSLASH => {
@@ -346,7 +369,8 @@ impl Terminal {
             if until > now {
                 let what = what(&question);
                 self.say(&format!("{VISIBLE}\r\nfulmar run: reach {what}? [{HELP}] "));
-                self.asked = Some(Asked { id: question.id, until, typed: String::new() });
+                let (id, from) = (question.id, Instant::now() + UNSEEN);
+                self.asked = Some(Asked { id, until, from, typed: String::new() });
             }
         }
     }
@@ -359,13 +383,41 @@ fn what(question: &Question) -> String {
         Some(_) if address.is_ipv6() => format!("[{address}]"),
         _ => address.to_string(),
     });
-    let host = name.as_deref().map(printable).or(address).unwrap_or_default();
+    let host = name.as_deref().map(shown).or(address).unwrap_or_default();
     let port = port.map(|port| format!(":{port}")).unwrap_or_default();
     match protocol.as_str() {
         is if is == Protocol::Tcp.name() => format!("{host}{port}"),
         is if is == Protocol::Icmp.name() => format!("{host} (ping)"),
         other => format!("{host}{port} ({})", printable(other).to_uppercase()),
     }
+}
+
+/// A name that fits into a line.
+fn shown(name: &str) -> String {
+    let name = printable(name);
+    let length = name.chars().count();
+    if length <= MOST_SHOWN {
+        return name;
+    }
+    format!("...{}", name.chars().skip(length - MOST_SHOWN + 3).collect::<String>())
+}
+
+/// Checks that the program's output cannot reach the user's terminal but by its own.
+fn check_output() -> Outcome {
+    let streams: [(&str, &dyn AsFd); 2] =
+        [("standard output", &io::stdout()), ("standard error", &io::stderr())];
+    for (name, stream) in streams {
+        let about = fstat(stream.as_fd()).map_err(io::Error::from);
+        let kind = about.during("cannot look at a standard stream")?.st_mode;
+        let kind = SFlag::from_bits_truncate(kind) & SFlag::S_IFMT;
+        if kind == SFlag::S_IFIFO || kind == SFlag::S_IFSOCK {
+            return Err(Failure::new(format!(
+                "cannot ask: {name} is a pipe, by which the program could draw over a question; redirect it to a file, \
+                 or use --ask-socket PATH"
+            )));
+        }
+    }
+    Ok(())
 }
 
 /// Makes a pty the terminal of this process, which is to become the program, in a session of its own.
@@ -386,4 +438,18 @@ pub(in crate::gateway) fn enter(path: &Path) -> io::Result<()> {
         nix::unistd::dup2_stderr(&pty)?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_name_shows_its_end() {
+        assert_eq!(shown("registry.npmjs.org"), "registry.npmjs.org");
+        let long = format!("registry.npmjs.org.{}.evil.example", "_".repeat(60));
+        let seen = shown(&long);
+        assert!(seen.starts_with("...") && seen.ends_with(".evil.example"), "{seen}");
+        assert_eq!(seen.len(), MOST_SHOWN);
+    }
 }

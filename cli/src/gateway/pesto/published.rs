@@ -12,7 +12,7 @@ use fulmar_gateway::splice::Splicer;
 
 use crate::gateway::auto::{Given, SharedGiven, loopback, loopback_of, on_loopback_of_guest};
 use crate::gateway::log::Log;
-use crate::gateway::publish::{Relay, why_refused};
+use crate::gateway::publish::{Relay, not_loopback, why_refused};
 
 /// Ports of a table at most: all of both transports.
 const MOST_PORTS: usize = 2 * 65_535;
@@ -36,6 +36,8 @@ pub trait Publisher: Send {
 pub struct OnGuest {
     pub inside: Splicer,
     pub outside: Splicer,
+    /// The ports lead to loopback addresses only.
+    pub is_splice_only: bool,
 }
 
 impl Publisher for (Relay, Option<OnGuest>) {
@@ -49,7 +51,12 @@ impl Publisher for (Relay, Option<OnGuest>) {
     }
 
     fn publish_on_guest(&self, protocol: Protocol, forward: &Forward) -> io::Result<Vec<u64>> {
-        let Some(OnGuest { inside, outside }) = &self.1 else { return Err(is_not_bound()) };
+        let Some(OnGuest { inside, outside, is_splice_only }) = &self.1 else {
+            return Err(is_not_bound());
+        };
+        if *is_splice_only && forward.to_address.is_some_and(|to| !to.is_loopback()) {
+            return Err(not_loopback());
+        }
         let port = on_loopback_of_guest(forward);
         let addresses = match forward.bind.address {
             Some(address) => vec![SocketAddr::new(address, forward.from)],
