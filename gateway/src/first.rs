@@ -203,6 +203,18 @@ impl Stream {
         self.settle(stepped)
     }
 
+    /// Passes over the rest of a body whose length is known, as if its bytes had been read: they may pass, whatever they
+    /// are. Returns how many they are. The next byte to read is the one after them.
+    pub fn pass_body(&mut self) -> u64 {
+        let State::Http1(reader) = &mut self.state else { return 0 };
+        let bytes = reader.pass_body();
+        if bytes > 0 {
+            self.read += bytes;
+            self.pass = self.read;
+        }
+        bytes
+    }
+
     /// Reads bytes of the host to the guest, while [`Stream::wants_answers`]; at other times they change nothing. All
     /// bytes go to the guest in any case.
     pub fn answered(&mut self, bytes: &[u8]) -> Verdict {

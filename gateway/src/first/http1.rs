@@ -86,6 +86,16 @@ impl Reader {
         Ok((n, Then::Pass))
     }
 
+    /// Passes over the rest of a body whose length is known. Returns the length of the rest.
+    pub(super) fn pass_body(&mut self) -> u64 {
+        let At::Length(left) = self.at else { return 0 };
+        if self.wants_answer() {
+            return 0;
+        }
+        self.begin_next();
+        left
+    }
+
     /// The request is over.
     fn begin_next(&mut self) {
         self.at = if self.answer.is_some() { At::Waiting } else { At::Head };

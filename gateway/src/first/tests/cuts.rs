@@ -22,8 +22,38 @@ fn in_pieces(bytes: &[u8], cuts: impl IntoIterator<Item = usize>) -> Verdict {
     last
 }
 
+/// The same, but the rests of bodies are not read.
+fn past_bodies(bytes: &[u8], cuts: impl IntoIterator<Item = usize>) -> Verdict {
+    let mut stream = Stream::new(Expected::new([NAME], 80));
+    let (mut from, mut last) = (0, Verdict::Pass(0));
+    for cut in cuts.into_iter().chain([bytes.len()]) {
+        while from < cut.min(bytes.len()) {
+            last = stream.read(&bytes[from..cut.min(bytes.len())]);
+            from = cut.min(bytes.len());
+            let body = stream.pass_body();
+            if body > 0 {
+                from = bytes.len().min(from.saturating_add(body as usize));
+                last = Verdict::Pass(from as u64);
+            }
+        }
+    }
+    last
+}
+
+/// A verdict on so many bytes and no more.
+fn within(verdict: Verdict, bytes: &[u8]) -> Verdict {
+    match verdict {
+        Verdict::Pass(to) => Verdict::Pass(to.min(bytes.len() as u64)),
+        refused => refused,
+    }
+}
+
 fn assert_same(bytes: &[u8], cuts: &[usize]) {
     let at_once = in_pieces(bytes, []);
+    for cuts in [cuts.to_vec(), (0..bytes.len()).collect()] {
+        let seen = within(past_bodies(bytes, cuts), bytes);
+        assert_eq!(seen, within(at_once.clone(), bytes), "{}", bytes.escape_ascii());
+    }
     assert_eq!(in_pieces(bytes, cuts.iter().copied()), at_once, "{}", bytes.escape_ascii());
     assert_eq!(in_pieces(bytes, 0..bytes.len()), at_once, "{}", bytes.escape_ascii());
 }

@@ -26,7 +26,7 @@ const MOST_READ_BYTES: usize = 256 << 10;
 pub(super) struct FirstBytes {
     reader: Stream,
     verdict: Verdict,
-    /// Bytes that the reader has got, from the begin of the stream.
+    /// Bytes that the reader has got or passed over, from the begin of the stream.
     fed: u64,
     /// Since when bytes are held.
     held_since: Option<Instant>,
@@ -60,6 +60,10 @@ impl FirstBytes {
 
     /// Reads what has come behind the `sent` bytes that have left the queue.
     pub(super) fn read(&mut self, cx: &mut Context<'_>, socket: SlotId, sent: u64) -> May {
+        // What may pass passes before more is read; the rest of a body has not even come.
+        if self.fed > sent && self.verdict == Verdict::Pass(self.fed) {
+            return self.may(sent, false);
+        }
         let held = self.fed.saturating_sub(sent) as usize;
         match cx.stack.tcp_peek_at(socket, held, MOST_READ_BYTES, 1) {
             Ok(Poll::Ready(chain)) if chain.is_empty() => {
@@ -73,6 +77,11 @@ impl FirstBytes {
                 self.fed += chain.len() as u64;
                 self.verdict = over(&chain, |bytes| self.reader.read(bytes));
                 cx.stack.free(chain);
+                let unread = self.reader.pass_body();
+                if unread > 0 {
+                    self.fed += unread;
+                    self.verdict = Verdict::Pass(self.fed);
+                }
             }
             Ok(Poll::Pending) => {}
             Err(_) => return May::Failed,
