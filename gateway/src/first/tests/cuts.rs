@@ -40,7 +40,7 @@ fn past_bodies(bytes: &[u8], cuts: impl IntoIterator<Item = usize>) -> Verdict {
     last
 }
 
-/// A verdict on so many bytes and no more.
+/// A verdict on these bytes alone.
 fn within(verdict: Verdict, bytes: &[u8]) -> Verdict {
     match verdict {
         Verdict::Pass(to) => Verdict::Pass(to.min(bytes.len() as u64)),

@@ -60,7 +60,7 @@ impl FirstBytes {
 
     /// Reads what has come behind the `sent` bytes that have left the queue.
     pub(super) fn read(&mut self, cx: &mut Context<'_>, socket: SlotId, sent: u64) -> May {
-        // What may pass passes before more is read; the rest of a body has not even come.
+        // Bytes that may pass leave before more is read; the rest of a body may not have come yet.
         if self.fed > sent && self.verdict == Verdict::Pass(self.fed) {
             return self.may(sent, false);
         }
