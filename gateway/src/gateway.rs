@@ -117,7 +117,7 @@ impl Handle<'_> {
     }
 
     /// Asks the policy again about the flows that wait for its decision
-    /// ([`Decision::Wait`](crate::Decision::Wait)), in the threads of all queues.
+    /// ([`Decision::Wait`](crate::policy::Decision::Wait)), in the threads of all queues.
     pub fn decide_again(&mut self) {
         self.first.decide_again();
     }
