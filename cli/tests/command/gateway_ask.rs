@@ -90,7 +90,9 @@ impl AtTerminal {
         let pty = openpty(None, None).unwrap();
         let end = || Stdio::from(pty.slave.try_clone().unwrap());
         let mut command = Command::new("setsid");
-        command.args(["--ctty", "--wait", FULMAR, "run", "--ask", "--quiet"]).args(options);
+        // The test may have been started with SIGINT ignored, as a job in the background is.
+        command.args(["--ctty", "--wait", "env", "--default-signal=INT"]);
+        command.args([FULMAR, "run", "--ask", "--quiet"]).args(options);
         command.args(["--", "bash", "-c", script]);
         let child = command.stdin(end()).stdout(end()).stderr(end()).spawn().expect("setsid(1)");
         AtTerminal { child, terminal: File::from(pty.master), seen: String::new() }
