@@ -235,7 +235,7 @@ impl Echoes {
         match cx.permit(Protocol::Icmp, &ends, flow.name.as_deref()) {
             Ok(permit) => flow.permit = permit,
             Err((_, why)) => {
-                cx.refuse(why);
+                cx.refuse_flow(Protocol::Icmp, (guest, peer), why);
                 self.remove(cx, id);
             }
         }

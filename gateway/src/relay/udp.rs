@@ -343,7 +343,7 @@ impl Udp {
         match cx.permit(Protocol::Udp, &ends, flow.name.as_deref()) {
             Ok(permit) => flow.permit = permit,
             Err((_, why)) => {
-                cx.refuse(why);
+                cx.refuse_flow(Protocol::Udp, (ends.guest, ends.peer), why);
                 self.remove(cx, id);
             }
         }
