@@ -220,8 +220,8 @@ impl Tcp {
         let Some(flow) = self.flows.get(id) else { return };
         cx.settings.policy.began(|| stat_of(flow, cx.now));
     }
+
     /// Reports the end of a connection to the policy if its begin was reported.
-    /// Tells the policy that a connection is over of whose begin it was told.
     fn tell_end(cx: &Context<'_>, flow: &Flow) {
         if let Guest::Open(_) = flow.guest {
             cx.settings.policy.ended(|| stat_of(flow, cx.now));
