@@ -26,6 +26,7 @@ mod runas;
 mod serve;
 pub(crate) mod slirp;
 mod snapshot;
+mod splicers;
 mod stderr;
 mod wait;
 mod watch;

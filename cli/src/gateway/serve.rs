@@ -6,31 +6,25 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs, UdpSocket};
+use std::net::ToSocketAddrs;
 use std::ops::ControlFlow;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::process::{ExitCode, exit};
-use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
-use std::time::Duration;
 
 use fulmar::Device;
 use fulmar::devices;
 use fulmar_gateway::absent::Absent;
 use fulmar_gateway::attach::{ExitWatch, Target};
-use fulmar_gateway::config::{Config, OnLoopback, Publish};
+use fulmar_gateway::config::{Config, Publish};
 use fulmar_gateway::contain::{self, Containment};
 use fulmar_gateway::guest::GuestNetwork;
 use fulmar_gateway::host::HostNetwork;
 use fulmar_gateway::netns::{Netns, OpenPorts};
-use fulmar_gateway::pesto::Rule;
 use fulmar_gateway::policy::{Policy, Protocol};
-use fulmar_gateway::ports::{Forward, PortSpec};
-use fulmar_gateway::published::PublishedPort;
+use fulmar_gateway::ports::PortSpec;
 use fulmar_gateway::rules::file::Proxy;
-use fulmar_gateway::splice::{self, Side, Splicer};
 use fulmar_gateway::stat::Summary;
 use fulmar_gateway::upstream::Upstream;
 use fulmar_gateway::{FdHandler, Gateway};
@@ -38,7 +32,7 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
-use super::auto::{AutoPorts, Given, loopback, loopback_of, on_loopback_of_guest};
+use super::auto::{AutoPorts, Given};
 use super::capture::CaptureFile;
 use super::detach::say_ready;
 use super::document::About;
@@ -48,22 +42,20 @@ use super::guard::rules_policy;
 use super::learn::Learnt;
 use super::log::{DEFAULT_BYTES, Log};
 use super::panics::{self, Panics};
-use super::pesto::{Opened, PortControl, given_by};
+use super::pesto::{PortControl, given_by};
 use super::plan::Plan;
 use super::publish::HostPorts;
 use super::refused::{LastWords, Refused};
 use super::report::Reporter;
 use super::slirp::Caller;
 use super::snapshot::Snapshots;
+use super::splicers::{self, Splicers, forwards, on_loopback};
 use super::{audit, interface, output, reload, runas, wait};
 use crate::failure::{During, Failure, Outcome};
 use crate::metrics;
 
 /// Signals that end a gateway in order.
 const ENDING: [Signal; 3] = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP];
-
-/// How long loopback connections are delivered after the guest's exit: as long as the relay delivers.
-const LONGEST_DELIVERY: Duration = Duration::from_secs(60);
 
 /// One turn in this number is measured for a summary: most programs are short, and exit after some hundred turns.
 const SUMMARY_EVERY: u32 = 4;
@@ -135,44 +127,6 @@ impl Stdio {
     }
 }
 
-/// The splicing threads: one connects in the guest's namespace, one in the host's.
-#[derive(Default)]
-struct Splicers {
-    guest: Option<Splicer>,
-    host: Option<Splicer>,
-    host_loop: Option<splice::Loop>,
-    /// The ports of the guest's loopback, of `host`.
-    opened: Opened,
-    /// Lets the guest's thread contain itself and begin, and receives the result.
-    begin: Option<(Sender<()>, Receiver<io::Result<Containment>>)>,
-}
-
-impl Splicers {
-    /// Delivers what the programs of a guest that has exited have sent, for [`LONGEST_DELIVERY`] at most.
-    fn finish_after(&self, gateway: &Gateway) {
-        if !gateway.has_guest_exited() {
-            return;
-        }
-        // The relay has ended, which has read the signals: now a signal ends the process.
-        let _ = ending_signals().thread_unblock();
-        let ends = [(&self.guest, Side::Connected), (&self.host, Side::Accepted)];
-        let finish =
-            |(splicer, side): (&Option<Splicer>, Side)| Some(splicer.as_ref()?.finish(side));
-        for is_done in ends.into_iter().filter_map(finish).collect::<Vec<_>>() {
-            // Nothing is sent: the thread ends, or has ended.
-            let _ = is_done.recv_timeout(LONGEST_DELIVERY);
-        }
-    }
-
-    fn both(&self) -> [Option<Splicer>; 2] {
-        [self.guest.clone(), self.host.clone()]
-    }
-
-    fn counters(&self) -> Vec<&splice::Counters> {
-        [&self.guest, &self.host].into_iter().flatten().map(Splicer::counters).collect()
-    }
-}
-
 /// Runs the gateway of a guest to its end.
 ///
 /// # Errors
@@ -208,7 +162,7 @@ pub fn serve(
     let network = plan.network(&host);
     let devices = make_interface(plan, &netns, &network, pcap, &log)?;
     watch_guest_ports(plan, &netns, &mut auto, &log).map_err(sentence)?;
-    let mut splicers = make_splicers(plan, control.as_ref(), &netns).map_err(sentence)?;
+    let mut splicers = splicers::make(plan, control.as_ref(), &netns).map_err(sentence)?;
     let refused = Refused::of(plan, &log, name);
     let policy =
         |reporter: &Reporter| rules_policy(plan, reporter, refused.as_ref(), audit, ask.clone());
@@ -265,7 +219,11 @@ pub fn serve(
     drop(netns);
     // After a panic without destructors: the state that it has left is unknown.
     let ended = panics::run(&mut gateway, &panics).unwrap_or_else(|| exit(panics::STATUS));
-    splicers.finish_after(&gateway);
+    if gateway.has_guest_exited() {
+        // The relay has ended, which has read the signals: now a signal ends the process.
+        let _ = ending_signals().thread_unblock();
+        splicers.finish();
+    }
     let learnt = learnt.map(|learnt| learnt.write(&reporter.work(), &plan.map.dns_forward));
     let missing = written.and_then(|written| {
         written.add_receipt(reporter.work(), gateway.stat().account.as_ref());
@@ -388,12 +346,6 @@ fn published_by(plan: &Plan, control: Option<&PortControl>) -> Publish {
     }
 }
 
-/// The bindings of a specification, or of the rules that pesto(1) sees of it: what it removes is what was bound.
-fn forwards(spec: &PortSpec, rules: Option<&[Rule]>, protocol: Protocol) -> Vec<Forward> {
-    let Some(rules) = rules else { return spec.forwards() };
-    rules.iter().filter(|rule| rule.protocol == protocol).flat_map(Rule::forwards).collect()
-}
-
 /// Opens what `auto` queries in the host's namespace.
 fn start_auto(plan: &Plan, control: Option<&PortControl>, log: &Log) -> AutoPorts {
     let (ports, mut auto) = (&plan.ports, AutoPorts::default());
@@ -442,109 +394,6 @@ fn or_logged(ports: io::Result<OpenPorts>, log: &Log) -> Option<OpenPorts> {
     ports.inspect_err(missing).ok()
 }
 
-/// Makes the splicing threads that the ports need. The guest's thread enters the guest's namespace and waits.
-fn make_splicers(
-    plan: &Plan,
-    control: Option<&PortControl>,
-    netns: &Netns,
-) -> io::Result<Splicers> {
-    let ports = &plan.ports;
-    let mut splicers = Splicers::default();
-    let leads_out = [&ports.tcp_ns, &ports.udp_ns].into_iter().any(|spec| *spec != PortSpec::None);
-    if leads_out || control.is_some() {
-        let (host, run) = splice::splicer()?;
-        let of =
-            |protocol, spec| forwards(spec, control.map(|c| c.tables.guest.as_slice()), protocol);
-        let tcp = of(Protocol::Tcp, &ports.tcp_ns);
-        for bound in netns.run(|| bind_in_guest(tcp, TcpListener::bind))? {
-            let to = match bound.forward.to_address {
-                Some(_) => vec![bound.to],
-                None => loopback(bound.to.port()).to_vec(),
-            };
-            let id = host.listen(bound.socket, to, bound.port);
-            splicers.opened.push((Protocol::Tcp, bound.forward, id));
-        }
-        let udp = of(Protocol::Udp, &ports.udp_ns);
-        for bound in netns.run(|| bind_in_guest(udp, UdpSocket::bind))? {
-            let id = host.listen_datagrams(bound.socket, bound.to, bound.port);
-            splicers.opened.push((Protocol::Udp, bound.forward, id));
-        }
-        (splicers.host, splicers.host_loop) = (Some(host), Some(run));
-    }
-    let leads_in = ports.has_splice && ports.tcp != PortSpec::None
-        || ports.is_splice_only
-        || control.is_some();
-    if leads_in || [&ports.tcp_ns, &ports.udp_ns].into_iter().any(|spec| *spec == PortSpec::Auto) {
-        let (guest, run) = splice::splicer()?;
-        let (entered, has_entered) = channel();
-        let (begin, begins) = channel();
-        let (report, reported) = channel();
-        let own = File::from(netns.as_fd().try_clone_to_owned()?);
-        thread::Builder::new().name("guest".into()).spawn(move || {
-            let done = nix::sched::setns(&own, nix::sched::CloneFlags::CLONE_NEWNET);
-            drop(own);
-            // The root directory is the thread's own from then on; the main thread empties its own.
-            let root = contain::empty_root();
-            let _ = entered.send(done);
-            if begins.recv().is_ok() {
-                let contained = contain::contain_thread();
-                let is_contained = contained.is_ok();
-                let _ = report.send(contained.and_then(|contained| root.map(|()| contained)));
-                if is_contained {
-                    run.run().expect("invariant: epoll_wait of its own set cannot fail");
-                }
-            }
-        })?;
-        has_entered.recv().map_err(|_| io::Error::other("the guest's thread has ended"))??;
-        (splicers.guest, splicers.begin) = (Some(guest), Some((begin, reported)));
-    }
-    Ok(splicers)
-}
-
-/// A socket on the loopback interface of the guest.
-struct Bound<S> {
-    socket: S,
-    /// The address on the host's loopback interface to which it leads.
-    to: SocketAddr,
-    port: Arc<PublishedPort>,
-    /// As it is given.
-    forward: Forward,
-}
-
-/// Binds the ports of `-T` or `-U` on the loopback interface of the guest.
-fn bind_in_guest<S>(
-    forwards: Vec<Forward>,
-    bind: fn(SocketAddr) -> io::Result<S>,
-) -> io::Result<Vec<Bound<S>>> {
-    let mut made = Vec::new();
-    for forward in forwards {
-        let addresses = match forward.bind.address {
-            Some(address) => vec![SocketAddr::new(address, forward.from)],
-            None => loopback(forward.from).to_vec(),
-        };
-        let bound: Vec<_> = addresses.iter().map(|at| (bind(*at), at.is_ipv4())).collect();
-        let port = on_loopback_of_guest(&forward);
-        let is_bound = bound.iter().any(|(bound, _)| bound.is_ok());
-        for (socket, is_v4) in bound {
-            match socket {
-                Ok(socket) => {
-                    let own = loopback_of(forward.to, is_v4);
-                    let to = forward.to_address.map_or(own, |a| SocketAddr::new(a, forward.to));
-                    let (port, forward) = (Arc::clone(&port), forward.clone());
-                    made.push(Bound { socket, to, port, forward });
-                }
-                Err(e) if !is_bound && !forward.is_optional => {
-                    let port = forward.from;
-                    let what = format!("cannot bind port {port} of the namespace's loopback: {e}");
-                    return Err(io::Error::new(e.kind(), what));
-                }
-                Err(_) => {}
-            }
-        }
-    }
-    Ok(made)
-}
-
 fn configure(
     plan: &Plan,
     host: &HostNetwork,
@@ -581,34 +430,6 @@ fn account_of(plan: &Plan) -> Option<u32> {
     let for_summary = plan.has_summary.then_some(SUMMARY_EVERY);
     let for_audit = plan.audit.as_ref().map(|_| AUDIT_EVERY);
     said.filter(|n| *n > 0).or(for_summary).or(for_audit)
-}
-
-/// Connections from the host's loopback are spliced to the guest's loopback, or to its address: there they come
-/// from the guest's own address, so that what listens on loopback inside is not exposed.
-fn on_loopback(plan: &Plan, network: &GuestNetwork, splicers: &Splicers) -> Option<OnLoopback> {
-    let splicer = splicers.guest.clone().filter(|_| plan.ports.has_splice)?;
-    let own: Vec<IpAddr> = network.addresses.iter().map(|(a, _)| *a).collect();
-    let is_to_loopback = plan.ports.is_to_loopback;
-    Some(Box::new(move |accepted: TcpStream, published| {
-        let port = published.forward.to;
-        if let Some(address) = published.forward.to_address {
-            splicer.carry(accepted, vec![SocketAddr::new(address, port)], Arc::clone(published));
-            return None;
-        }
-        let is_v4 = accepted.peer_addr().is_ok_and(|a| a.ip().to_canonical().is_ipv4());
-        let mut to: Vec<SocketAddr> = if is_to_loopback {
-            loopback(port).to_vec()
-        } else {
-            own.iter().map(|a| SocketAddr::new(*a, port)).collect()
-        };
-        // The same version first; a server may listen on one only.
-        to.sort_by_key(|a| a.is_ipv4() != is_v4);
-        if to.is_empty() {
-            return Some(accepted);
-        }
-        splicer.carry(accepted, to, Arc::clone(published));
-        None
-    }))
 }
 
 /// The proxy at its address: the first, if its name has several.
