@@ -207,13 +207,6 @@ pub fn close_others() -> io::Result<()> {
     close_but(|_| false)
 }
 
-/// Closes descriptors of terminals but the standard streams.
-pub fn close_terminals() -> io::Result<()> {
-    let path = |fd| std::fs::read_link(format!("/proc/self/fd/{fd}")).unwrap_or_default();
-    let is_terminal = |path: &str| path.starts_with("/dev/pts/") || path.starts_with("/dev/tty");
-    close_but(|fd| !is_terminal(&path(fd).to_string_lossy()))
-}
-
 fn close_but(is_wanted: impl Fn(RawFd) -> bool) -> io::Result<()> {
     let names = std::fs::read_dir("/proc/self/fd")?.flatten().map(|entry| entry.file_name());
     let open: Vec<RawFd> = names.filter_map(|name| name.to_str()?.parse().ok()).collect();

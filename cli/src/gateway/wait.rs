@@ -20,7 +20,6 @@ use nix::unistd::Pid;
 use std::os::fd::AsFd;
 
 use super::ask::{self, Socket, Terminal, Whom};
-use super::detach;
 use crate::failure::{During, Outcome};
 
 /// The variable with the numbers of the descriptors of pipes to and from the waiting command: for the summary, and for the
@@ -99,8 +98,7 @@ pub fn close_pipes() {
 /// A sentence: the terminal cannot be opened.
 pub fn enter_terminal() -> Outcome {
     let Some(path) = passed().1 else { return Ok(()) };
-    let entered = ask::enter_terminal(&path).and_then(|()| detach::close_terminals());
-    entered.during("cannot enter the program's terminal")
+    ask::enter_terminal(&path).during("cannot enter the program's terminal")
 }
 
 /// What the waiting command does meanwhile.
