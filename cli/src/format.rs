@@ -20,6 +20,11 @@ pub fn bytes(n: u64) -> String {
     format!("{value:.2} {unit}")
 }
 
+/// How many things there are: `0 flows`, `1 flow`.
+pub fn count(n: u64, one: &str) -> String {
+    format!("{n} {one}{}", if n == 1 { "" } else { "s" })
+}
+
 /// A rate in bits per second with a decimal unit, as network people count: `2.50 Gb/s`.
 pub fn rate(bytes: u64, elapsed: Duration) -> String {
     let bits = bytes as f64 * 8.0 / elapsed.as_secs_f64().max(1e-9);

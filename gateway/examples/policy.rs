@@ -5,18 +5,18 @@
 use std::path::Path;
 
 use fulmar_gateway::Policy;
-use fulmar_gateway::policy::{ByRules, Decision, NewFlow, Protocol};
+use fulmar_gateway::policy::{ByRules, Decision, NewFlow, Protocol, Ruling};
 use fulmar_gateway::rules::file::PolicyFile;
 
 /// Asks the rules first, and refuses what they allow on the port of mail.
 struct WithoutMail(ByRules);
 
 impl Policy for WithoutMail {
-    fn decide(&mut self, flow: &NewFlow<'_>) -> Decision {
+    fn decide(&mut self, flow: &NewFlow<'_>) -> Ruling {
         let is_mail = flow.protocol == Protocol::Tcp && flow.to.port() == 25;
-        let decision = if is_mail { Decision::Deny } else { self.0.decide(flow) };
-        println!("{:?} {}: {decision:?}", flow.name.unwrap_or("-"), flow.to);
-        decision
+        let ruling = if is_mail { Decision::Deny.into() } else { self.0.decide(flow) };
+        println!("{:?} {}: {:?}", flow.name.unwrap_or("-"), flow.to, ruling.decision);
+        ruling
     }
 
     fn decide_name(&mut self, name: &str, record_type: u16) -> Decision {

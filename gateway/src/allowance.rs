@@ -65,24 +65,32 @@ impl Allowance {
         }
         let more = |open: usize| (open < most).then(|| open + 1);
         self.open.fetch_update(Relaxed, Relaxed, more).ok()?;
-        Some(Permit(Arc::clone(self)))
+        Some(Permit(Arc::new(Place(Arc::clone(self)))))
     }
 }
 
-/// The place of one flow. It is free again when this is dropped.
-#[derive(Debug)]
-pub(crate) struct Permit(Arc<Allowance>);
+/// The place of one flow. It is free again when this and its clones are dropped.
+#[derive(Clone, Debug)]
+pub(crate) struct Permit(Arc<Place>);
 
-impl Drop for Permit {
+#[derive(Debug)]
+struct Place(Arc<Allowance>);
+
+impl Drop for Place {
     fn drop(&mut self) {
         self.0.open.fetch_sub(1, Relaxed);
     }
 }
 
 impl Permit {
+    /// Whether it is a place of an allowance.
+    pub(crate) fn is_of(&self, allowance: &Arc<Allowance>) -> bool {
+        Arc::ptr_eq(&self.0.0, allowance)
+    }
+
     /// How many of `wanted` bytes may move now.
     pub(crate) fn may_move(&self, now: Instant, wanted: usize) -> May {
-        let Allowance { bounds, bytes, bucket, .. } = &*self.0;
+        let Allowance { bounds, bytes, bucket, .. } = &*self.0.0;
         let left = bounds.bytes.map_or(u64::MAX, |most| most.saturating_sub(bytes.load(Relaxed)));
         if left == 0 {
             return May::Over;
@@ -105,8 +113,8 @@ impl Permit {
 
     /// Whether a datagram may pass now, which is counted then.
     pub(crate) fn may_pass(&self, now: Instant, bytes: usize) -> bool {
-        let bounds = &self.0.bounds;
-        let is_within = |most| self.0.bytes.load(Relaxed).saturating_add(bytes as u64) <= most;
+        let bounds = &self.0.0.bounds;
+        let is_within = |most| self.0.0.bytes.load(Relaxed).saturating_add(bytes as u64) <= most;
         let may = bounds.bytes.is_none_or(is_within)
             && matches!(self.may_move(now, bytes.max(1)), May::Move(_));
         if may {
@@ -117,7 +125,7 @@ impl Permit {
 
     /// Counts bytes that have moved.
     pub(crate) fn moved(&self, moved: usize) {
-        let Allowance { bounds, bytes, bucket, .. } = &*self.0;
+        let Allowance { bounds, bytes, bucket, .. } = &*self.0.0;
         if bounds.bytes.is_some() {
             bytes.fetch_add(moved as u64, Relaxed);
         }

@@ -101,35 +101,44 @@ pub enum Decision {
     Wait,
 }
 
+/// What a policy says about a flow. A [`Decision`] is one without a rule and without bounds.
+#[derive(Clone, Debug)]
+#[allow(clippy::exhaustive_structs, reason = "policies make it")]
+pub struct Ruling {
+    /// Whether the flow may leave.
+    pub decision: Decision,
+    /// What has decided, for reports.
+    pub rule: Option<Arc<str>>,
+    /// The bounds that an allowed flow shares with others; `None`: it has none.
+    pub allowance: Option<Arc<Allowance>>,
+    /// The names of its address for which the flow is allowed, if it is not for its address: the guest's first bytes
+    /// must then ask for one of them ([`first`]). Where names have addresses of their own this does not count.
+    pub names: Option<Vec<String>>,
+}
+
+impl From<Decision> for Ruling {
+    fn from(decision: Decision) -> Ruling {
+        Ruling { decision, rule: None, allowance: None, names: None }
+    }
+}
+
 /// Decides about the flows of a guest, before anything of them leaves the host.
 pub trait Policy: Send {
-    /// A flow begins.
-    fn decide(&mut self, flow: &NewFlow<'_>) -> Decision;
+    /// A flow begins. For a name with several addresses each of them is asked about, and the guest gets one of those that
+    /// are allowed.
+    fn decide(&mut self, flow: &NewFlow<'_>) -> Ruling;
 
     /// As [`Policy::decide`], where nothing can wait: a flow that has begun, under new rules, or one that a host outside
     /// begins. [`Decision::Wait`] is a denial.
-    fn decide_now(&mut self, flow: &NewFlow<'_>) -> Decision {
+    fn decide_now(&mut self, flow: &NewFlow<'_>) -> Ruling {
         self.decide(flow)
     }
 
     /// Whether the name of a flow may be looked up for it, where names have addresses of their own. `leads_to` is `to`:
     /// the real address is not known. The host's resolvers are not asked for the name of a flow that waits here.
-    fn decide_look_up(&mut self, flow: &NewFlow<'_>) -> Decision {
+    fn decide_look_up(&mut self, flow: &NewFlow<'_>) -> Ruling {
         let _ = flow;
-        Decision::Allow
-    }
-
-    /// The names of its address for which a flow that was allowed is allowed, if it is not for its address: the guest's
-    /// first bytes must then ask for one of them ([`first`]). Asked where names have their real addresses.
-    fn allowed_names(&mut self, flow: &NewFlow<'_>) -> Option<Vec<String>> {
-        let _ = flow;
-        None
-    }
-
-    /// The bounds of a flow that was allowed, which it shares with others; `None`: it has none.
-    fn allowance(&mut self, flow: &NewFlow<'_>) -> Option<Arc<Allowance>> {
-        let _ = flow;
-        None
+        Decision::Allow.into()
     }
 
     /// Whether it decides by names, or wants to know them: without that the questions and answers of DNS are not read.
@@ -165,10 +174,10 @@ pub trait Policy: Send {
         Decision::Allow
     }
 
-    /// A flow of the guest is not carried, by the decisions about its addresses or for another reason. A datagram that
-    /// is sent again is refused again.
-    fn refused(&mut self, flow: &NewFlow<'_>, why: Refusal) {
-        let _ = (flow, why);
+    /// A flow of the guest is not carried, by the decisions about its addresses or for another reason. `rule`: that of the
+    /// last ruling on it. A datagram that is sent again is refused again.
+    fn refused(&mut self, flow: &NewFlow<'_>, why: Refusal, rule: Option<Arc<str>>) {
+        let _ = (flow, why, rule);
     }
 
     /// Whether a name of an address has to be kept beside `known`, however many other names the address has later: it
@@ -215,16 +224,8 @@ fn unless(denial: Option<&Denial>) -> Decision {
 }
 
 impl Policy for ByRules {
-    fn decide(&mut self, flow: &NewFlow<'_>) -> Decision {
-        unless(self.rules.verdict_of_flow(flow, &self.dns).denial)
-    }
-
-    fn allowed_names(&mut self, flow: &NewFlow<'_>) -> Option<Vec<String>> {
-        self.rules.allowed_names(flow)
-    }
-
-    fn allowance(&mut self, flow: &NewFlow<'_>) -> Option<Arc<Allowance>> {
-        self.rules.verdict_of_flow(flow, &self.dns).allowance().cloned()
+    fn decide(&mut self, flow: &NewFlow<'_>) -> Ruling {
+        self.rules.ruling(flow, self.rules.verdict_of_flow(flow, &self.dns))
     }
 
     fn reads_names(&self) -> bool {

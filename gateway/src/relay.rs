@@ -30,12 +30,12 @@ use fulmar_stack::base::{Instant, SlotId};
 use fulmar_stack::ip::InvokingPacket;
 use smallvec::{SmallVec, smallvec};
 
-use crate::allowance::Permit;
+use crate::allowance::{Allowance, Permit};
 use crate::config::{BindAddresses, Carries, Config, Limits, OnLoopback, Outbound, UdpFilter};
 use crate::first::{EncryptedHello, Expected};
 use crate::mapping::{Mapping, is_link_local};
 use crate::names::pins::Known;
-use crate::policy::{Decision, NewClient, NewFlow, Protocol};
+use crate::policy::{NewClient, NewFlow, Protocol};
 use crate::setup;
 use crate::stat::{Direction, Refusal, Totals};
 use crate::upstream::{Target, Upstream};
@@ -148,8 +148,101 @@ impl Settings {
     }
 }
 
-/// Addresses of the host's network, in the order of trial.
-pub(crate) type Candidates = SmallVec<[SocketAddr; 4]>;
+/// By what a flow is allowed.
+#[derive(Clone, Default, Debug)]
+pub(crate) struct Grant {
+    /// The rule.
+    pub rule: Option<Arc<str>>,
+    /// The bounds that it shares with others.
+    pub allowance: Option<Arc<Allowance>>,
+    /// Its place among them, once it has entered.
+    pub permit: Option<Permit>,
+}
+
+impl Grant {
+    /// Takes the place of a flow within its bounds: one that the flow has by one of `others` is the same.
+    ///
+    /// # Errors
+    /// There is no place.
+    pub(crate) fn enter<'a>(
+        &mut self,
+        protocol: Protocol,
+        others: impl IntoIterator<Item = &'a Grant>,
+    ) -> Result<(), NotCarried> {
+        let Some(allowance) = &self.allowance else { return Ok(()) };
+        let mut own = others.into_iter().filter_map(|other| other.permit.as_ref());
+        let same = own.find(|permit| permit.is_of(allowance)).cloned();
+        self.permit = same.or_else(|| allowance.begin());
+        let full = || NotCarried::from((denied(protocol), Refusal::Allowance)).by(self);
+        self.permit.is_some().then_some(()).ok_or_else(full)
+    }
+
+    /// Whether the bounds let a payload pass now, which is counted then.
+    pub(crate) fn may_pass(&self, now: Instant, bytes: usize) -> bool {
+        self.permit.as_ref().is_none_or(|permit| permit.may_pass(now, bytes))
+    }
+}
+
+/// Why a flow of the guest is not carried.
+#[derive(Debug)]
+pub(crate) struct NotCarried {
+    /// What the guest gets.
+    pub failure: Failure,
+    pub why: Refusal,
+    /// The rule of the last ruling.
+    pub rule: Option<Arc<str>>,
+    /// The destination as the host knows it, of which the rule is.
+    pub leads_to: Option<SocketAddr>,
+}
+
+impl From<(Failure, Refusal)> for NotCarried {
+    fn from((failure, why): (Failure, Refusal)) -> NotCarried {
+        NotCarried { failure, why, rule: None, leads_to: None }
+    }
+}
+
+impl NotCarried {
+    /// A flow that was allowed.
+    pub(crate) fn by(self, grant: &Grant) -> NotCarried {
+        NotCarried { rule: grant.rule.clone(), ..self }
+    }
+
+    /// One that a rule denies.
+    pub(crate) fn denied(
+        protocol: Protocol,
+        leads_to: SocketAddr,
+        rule: Option<Arc<str>>,
+    ) -> NotCarried {
+        let (failure, why, leads_to) = (denied(protocol), Refusal::Policy, Some(leads_to));
+        NotCarried { failure, why, rule, leads_to }
+    }
+}
+
+/// What the policy says about a flow.
+pub(crate) enum Decided {
+    /// It is allowed. Where that is for names of its real address, these.
+    Allow(Grant, Option<Names>),
+    Wait,
+    /// By this rule.
+    Deny(Option<Arc<str>>),
+}
+
+impl Decided {
+    /// By what a flow is allowed that cannot wait.
+    pub(crate) fn grant(self) -> Option<(Grant, Option<Names>)> {
+        if let Decided::Allow(grant, names) = self { Some((grant, names)) } else { None }
+    }
+}
+
+/// An address of the host's network to which a flow may lead.
+#[derive(Clone)]
+pub(crate) struct Candidate {
+    pub to: SocketAddr,
+    pub grant: Grant,
+}
+
+/// Addresses in the order of trial.
+pub(crate) type Candidates = SmallVec<[Candidate; 2]>;
 
 /// The names for which a flow was allowed.
 pub(crate) struct Names {
@@ -159,11 +252,6 @@ pub(crate) struct Names {
 }
 
 impl Names {
-    /// The first of them.
-    pub(crate) fn first(&self) -> Option<&str> {
-        self.allowed.first().map(|name| &**name)
-    }
-
     /// What the first bytes may ask for.
     pub(crate) fn expected(&self, port: u16, encrypted_hello: EncryptedHello) -> Expected {
         Expected::new(self.allowed.iter().map(|name| &**name), port)
@@ -178,17 +266,17 @@ pub(crate) enum Way {
     /// ask for one of these.
     To(Candidates, Option<Names>),
     /// Through the upstream proxy, to the target that it is asked for.
-    Through(Target, Option<Names>),
+    Through(Target, Grant, Option<Names>),
     /// To a name that has to be looked up first.
     LookUp(Arc<str>),
     /// Not known yet: the policy decides later.
     Undecided,
-    /// Nowhere; the guest gets this failure.
-    Refused(Failure, Refusal),
+    /// Nowhere.
+    Refused(NotCarried),
 }
 
 /// How the policy is asked about a flow.
-type Decide = fn(&SharedPolicy, &NewFlow<'_>) -> Decision;
+type Decide = fn(&SharedPolicy, &NewFlow<'_>) -> Decided;
 
 /// What the policy decides about a flow of the guest to a name that the upstream proxy resolves.
 fn through(
@@ -197,7 +285,7 @@ fn through(
     protocol: Protocol,
     (from, to): (SocketAddr, SocketAddr),
     name: &str,
-) -> Decision {
+) -> Decided {
     let wanted = NewFlow { name: Some(name), ..NewFlow::new(protocol, from, to) };
     decide(&settings.policy, &wanted)
 }
@@ -233,16 +321,29 @@ impl Context<'_> {
         &mut self,
         protocol: Protocol,
         (from, to): (SocketAddr, SocketAddr),
-        why: Refusal,
+        &NotCarried { why, ref rule, leads_to, .. }: &NotCarried,
     ) {
         self.refuse(why);
         let name = match self.settings.names.meaning(to.ip()) {
             Meaning::Name(name) => Some(name),
             Meaning::Address | Meaning::Nothing => None,
         };
-        let leads_to = self.settings.mapping.target(to).unwrap_or(to);
+        let leads_to = leads_to.or_else(|| self.settings.mapping.target(to)).unwrap_or(to);
         let flow = self.new_flow(protocol, (from, to), leads_to, name.as_deref());
-        self.settings.policy.refused(&flow, why);
+        self.settings.policy.refused(&flow, why, rule.clone());
+    }
+
+    /// Counts a flow that new rules end. The policy has said so itself if it is denied.
+    fn refuse_under_new_rules(
+        &mut self,
+        protocol: Protocol,
+        ends: (SocketAddr, SocketAddr),
+        why: &NotCarried,
+    ) {
+        match why.why {
+            Refusal::PolicyChanged => self.refuse(Refusal::PolicyChanged),
+            _ => self.refuse_flow(protocol, ends, why),
+        }
     }
 
     /// A flow as the policy receives it. `name`: that of the guest's destination.
@@ -303,66 +404,31 @@ impl Context<'_> {
         let failure = if protocol == Protocol::Tcp { Failure::Refused } else { Failure::Silence };
         match self.settings.names.meaning(to.ip()) {
             Meaning::Name(name) => return self.way_to_name(protocol, from, to, name),
-            Meaning::Nothing => return Way::Refused(failure, Refusal::NoName),
+            Meaning::Nothing => return Way::Refused((failure, Refusal::NoName).into()),
             Meaning::Address => {}
         }
         // Another server would answer with real addresses, to whatever is asked.
         if self.settings.names.are_given() && self.settings.mapping.is_dns(to) {
-            return Way::Refused(denied(protocol), Refusal::Policy);
+            return Way::Refused((denied(protocol), Refusal::Policy).into());
         }
         let Some(leads_to) = self.settings.mapping.target(to) else {
-            return Way::Refused(failure, Refusal::Forbidden);
+            return Way::Refused((failure, Refusal::Forbidden).into());
         };
         let wanted = self.new_flow(protocol, (from, to), leads_to, None);
-        match self.settings.policy.decide(&wanted) {
-            Decision::Allow => {}
-            Decision::Wait => return Way::Undecided,
-            Decision::Deny => return Way::Refused(denied(protocol), Refusal::Policy),
-        }
-        let names = self.names_at(protocol, from, to, leads_to);
+        let (grant, names) = match self.settings.policy.decide(&wanted) {
+            Decided::Allow(grant, names) => (grant, names),
+            Decided::Wait => return Way::Undecided,
+            Decided::Deny(rule) => {
+                return Way::Refused(NotCarried::denied(protocol, leads_to, rule));
+            }
+        };
         if self.settings.upstream.is_none() || leads_to.ip() != to.ip() {
-            return Way::To(SmallVec::from_elem(leads_to, 1), names);
+            return Way::To(smallvec![Candidate { to: leads_to, grant }], names);
         }
         match protocol {
-            Protocol::Tcp => Way::Through(Target::Address(leads_to), names),
-            _ => Way::Refused(denied(protocol), Refusal::Upstream),
+            Protocol::Tcp => Way::Through(Target::Address(leads_to), grant, names),
+            _ => Way::Refused((denied(protocol), Refusal::Upstream).into()),
         }
-    }
-
-    /// The place of an allowed flow among those with which it shares bounds; `None`: it has no bounds.
-    ///
-    /// # Errors
-    /// There is no place.
-    pub(crate) fn permit(
-        &self,
-        protocol: Protocol,
-        ends: &Endpoints,
-        name: Option<&str>,
-    ) -> Result<Option<Permit>, (Failure, Refusal)> {
-        let Endpoints { guest: from, peer: to, host } = *ends;
-        let name = name.filter(|_| self.settings.names.are_given());
-        // The proxy is not the destination.
-        let leads_to = match self.settings.upstream {
-            Some(_) if name.is_some() => to,
-            Some(_) => self.settings.mapping.target(to).unwrap_or(to),
-            None => host,
-        };
-        let wanted = self.new_flow(protocol, (from, to), leads_to, name);
-        let Some(allowance) = self.settings.policy.allowance(&wanted) else { return Ok(None) };
-        let full = (denied(protocol), Refusal::Allowance);
-        allowance.begin().map(Some).ok_or(full)
-    }
-
-    /// The names for which a flow to a real address is allowed, if it is not allowed by the address.
-    pub(crate) fn names_at(
-        &self,
-        protocol: Protocol,
-        from: SocketAddr,
-        to: SocketAddr,
-        leads_to: SocketAddr,
-    ) -> Option<Names> {
-        let wanted = self.new_flow(protocol, (from, to), leads_to, None);
-        self.settings.policy.allowed_names(&wanted)
     }
 
     fn way_to_name(
@@ -378,30 +444,30 @@ impl Context<'_> {
         let Some((known, _)) = self.settings.names.known(&name, self.now) else {
             let wanted = NewFlow { name: Some(&name), ..NewFlow::new(protocol, from, to) };
             return match self.settings.policy.decide_look_up(&wanted) {
-                Decision::Allow => Way::LookUp(name),
-                Decision::Wait => Way::Undecided,
-                Decision::Deny => Way::Refused(denied(protocol), Refusal::Policy),
+                Decided::Allow(..) => Way::LookUp(name),
+                Decided::Wait => Way::Undecided,
+                Decided::Deny(rule) => Way::Refused(NotCarried::denied(protocol, to, rule)),
             };
         };
         let Known::Addresses(addresses) = known else {
-            return Way::Refused(Failure::NoHost, Refusal::NameFailed);
+            return Way::Refused((Failure::NoHost, Refusal::NameFailed).into());
         };
-        let mut candidates: Candidates = SmallVec::new();
+        let mut candidates = Candidates::new();
         let mut waits = false;
+        let mut refused = NotCarried::denied(protocol, to, None);
         for address in addresses {
-            let leads_to = SocketAddr::new(address, to.port());
-            match self.by_name(SharedPolicy::decide, protocol, (from, to), leads_to, &name) {
-                Decision::Allow => candidates.push(leads_to),
-                Decision::Wait => waits = true,
-                Decision::Deny => {}
+            let to_address = SocketAddr::new(address, to.port());
+            match self.by_name(SharedPolicy::decide, protocol, (from, to), to_address, &name) {
+                Decided::Allow(grant, _) => candidates.push(Candidate { to: to_address, grant }),
+                Decided::Wait => waits = true,
+                Decided::Deny(rule) => refused = NotCarried::denied(protocol, to_address, rule),
             }
         }
         match candidates.is_empty() {
-            true if waits => return Way::Undecided,
-            true => return Way::Refused(denied(protocol), Refusal::Policy),
-            false => {}
+            true if waits => Way::Undecided,
+            true => Way::Refused(refused),
+            false => Way::To(candidates, Some(Names { allowed: smallvec![name], are_all: true })),
         }
-        Way::To(candidates, Some(Names { allowed: smallvec![name], are_all: true }))
     }
 
     /// The way to a name that the upstream proxy resolves.
@@ -412,16 +478,17 @@ impl Context<'_> {
         to: SocketAddr,
         name: Arc<str>,
     ) -> Way {
-        match through(SharedPolicy::decide, self.settings, protocol, (from, to), &name) {
-            Decision::Allow => {}
-            Decision::Wait => return Way::Undecided,
-            Decision::Deny => return Way::Refused(denied(protocol), Refusal::Policy),
-        }
+        let decide = SharedPolicy::decide;
+        let grant = match through(decide, self.settings, protocol, (from, to), &name) {
+            Decided::Allow(grant, _) => grant,
+            Decided::Wait => return Way::Undecided,
+            Decided::Deny(rule) => return Way::Refused(NotCarried::denied(protocol, to, rule)),
+        };
         if protocol != Protocol::Tcp {
-            return Way::Refused(denied(protocol), Refusal::Upstream);
+            return Way::Refused((denied(protocol), Refusal::Upstream).into());
         }
         let target = Target::Name(Arc::clone(&name), to.port());
-        Way::Through(target, Some(Names { allowed: smallvec![name], are_all: true }))
+        Way::Through(target, grant, Some(Names { allowed: smallvec![name], are_all: true }))
     }
 
     /// What the policy decides about a flow of the guest to an address of a name.
@@ -432,59 +499,67 @@ impl Context<'_> {
         (from, to): (SocketAddr, SocketAddr),
         leads_to: SocketAddr,
         name: &str,
-    ) -> Decision {
+    ) -> Decided {
         // What the resolver says must not lead where a mapping leads.
         if self.settings.mapping.target(leads_to) != Some(leads_to) {
-            return Decision::Deny;
+            return Decided::Deny(None);
         }
         let wanted = self.new_flow(protocol, (from, to), leads_to, Some(name));
         decide(&self.settings.policy, &wanted)
     }
 
-    /// Whether the policy allows the guest a flow that cannot wait. `leads_to`: the destination as the host knows it.
-    pub(crate) fn allows(
+    /// What the policy decides about a flow to a real address that cannot wait. `leads_to`: the destination as the host
+    /// knows it.
+    pub(crate) fn decide_now(
         &self,
         protocol: Protocol,
         from: SocketAddr,
         to: SocketAddr,
         leads_to: SocketAddr,
-    ) -> bool {
+    ) -> Decided {
         let wanted = self.new_flow(protocol, (from, to), leads_to, None);
-        self.settings.policy.decide_now(&wanted) == Decision::Allow
+        self.settings.policy.decide_now(&wanted)
     }
 
-    /// Whether new rules allow a flow that has begun. By real addresses it is not known which name the flow was
-    /// allowed for: then all names of the address must be allowed.
-    pub(crate) fn still_allows(
+    /// By what new rules allow a flow that has begun, within their bounds. By real addresses it is not known which name the
+    /// flow was allowed for: then all names of the address must be allowed.
+    ///
+    /// # Errors
+    /// It is denied, or there is no place.
+    pub(crate) fn review(
         &self,
         protocol: Protocol,
         direction: Direction,
         ends: &Endpoints,
-    ) -> bool {
+        before: &Grant,
+    ) -> Result<Grant, NotCarried> {
+        let changed = || NotCarried::from((denied(protocol), Refusal::PolicyChanged));
+        let mut grant = self.granted(protocol, direction, ends).ok_or_else(changed)?;
+        grant.enter(protocol, [before])?;
+        Ok(grant)
+    }
+
+    fn granted(&self, protocol: Protocol, direction: Direction, ends: &Endpoints) -> Option<Grant> {
         let Endpoints { guest, peer, host } = *ends;
         if direction == Direction::In {
-            return self.settings.policy.admits(&NewClient { protocol, from: host });
+            let client = NewClient { protocol, from: host };
+            return self.settings.policy.admits(&client).then(Grant::default);
         }
         let has_proxy = self.settings.upstream.is_some();
-        let (now, ends): (Decide, _) = (SharedPolicy::decide_now, (guest, peer));
-        match self.settings.names.meaning(peer.ip()) {
+        let now: Decide = SharedPolicy::decide_now;
+        let decided = match self.settings.names.meaning(peer.ip()) {
             Meaning::Name(name) if has_proxy => {
-                through(now, self.settings, protocol, ends, &name) == Decision::Allow
+                through(now, self.settings, protocol, (guest, peer), &name)
             }
-            Meaning::Name(name) => {
-                self.by_name(now, protocol, ends, host, &name) == Decision::Allow
-            }
-            Meaning::Nothing => false,
+            Meaning::Name(name) => self.by_name(now, protocol, (guest, peer), host, &name),
+            Meaning::Nothing => return None,
             Meaning::Address => {
-                let target =
-                    if has_proxy { self.settings.mapping.target(peer) } else { Some(host) };
-                target.is_some_and(|leads_to| {
-                    let names = || self.names_at(protocol, guest, peer, leads_to);
-                    self.allows(protocol, guest, peer, leads_to)
-                        && names().is_none_or(|names| names.are_all)
-                })
+                let target = if has_proxy { self.settings.mapping.target(peer)? } else { host };
+                self.decide_now(protocol, guest, peer, target)
             }
-        }
+        };
+        let (grant, names) = decided.grant()?;
+        names.is_none_or(|names| names.are_all).then_some(grant)
     }
 
     /// Whether the policy admits a client of a published port, which is counted if not.

@@ -156,6 +156,8 @@ impl Direction {
 /// A flow.
 #[derive(Clone, Debug)]
 pub struct FlowStat {
+    /// Its number in the gateway's life, from 1. `None`: it carries DNS, of which the questions are told.
+    pub id: Option<u64>,
     /// Its transport.
     pub protocol: Protocol,
     /// The side that began it.
@@ -168,6 +170,8 @@ pub struct FlowStat {
     pub host: SocketAddr,
     /// The name that the guest's address of the other end stands for.
     pub name: Option<Arc<str>>,
+    /// The rule that has allowed it.
+    pub rule: Option<Arc<str>>,
     /// Its state: `connecting`, `open`, `half-closed`; of a datagram flow `open`.
     pub state: &'static str,
     /// Bytes of payload from the guest.

@@ -364,9 +364,9 @@ impl Worker {
         }
         if self.siblings.take_new_rules() {
             let (layers, mut cx) = self.layers();
-            layers.tcp.end_denied(&mut cx);
-            layers.udp.end_denied(&mut cx);
-            layers.echoes.end_denied(&mut cx);
+            layers.tcp.review(&mut cx);
+            layers.udp.review(&mut cx);
+            layers.echoes.review(&mut cx);
             layers.tcp.decide_again(&mut cx);
         }
         if self.siblings.take_decided() {

@@ -11,10 +11,8 @@
 mod document;
 pub(super) mod receipt;
 
-use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Write};
-use std::net::SocketAddr;
 use std::os::fd::RawFd;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -23,12 +21,13 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime};
 
 use fulmar::ledger::Account;
-use fulmar_gateway::policy::{NewFlow, Protocol};
+use fulmar_gateway::policy::NewFlow;
 use fulmar_gateway::stat::{FlowStat, Refusal};
 
 use super::log::Log;
 use super::output;
 use crate::failure::{Failure, Outcome};
+use crate::format;
 use document::{Event, Line};
 use receipt::Work;
 
@@ -42,8 +41,6 @@ const MOST_RECEIPTS: usize = MOST_WAITING / 4;
 const GATHERING: Duration = Duration::from_millis(5);
 /// How long the end waits for the writer: a reader of the pipe may be dead.
 const LONGEST_END: Duration = Duration::from_secs(2);
-/// Flows that were allowed, and have neither begun nor failed, whose rule is remembered at most: more than there can be.
-const MOST_ALLOWED: usize = 1 << 17;
 
 /// Where the lines go.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -147,78 +144,40 @@ impl Shared {
     }
 }
 
-/// A flow that has begun.
-struct Open {
-    rule: Option<Arc<str>>,
-    /// The number of its lines.
-    id: u64,
-}
-
-/// A flow: its transport, the guest's end, and the destination as the guest wrote it.
-type Key = (Protocol, SocketAddr, SocketAddr);
-
-/// The key of a flow before it begins.
-fn key(protocol: Protocol, guest: SocketAddr, peer: SocketAddr) -> Key {
-    // The policy does not know the identifier of echo requests.
-    let port = if protocol == Protocol::Icmp { 0 } else { guest.port() };
-    (protocol, SocketAddr::new(guest.ip(), port), peer)
-}
-
 /// The side of the policy.
 pub(super) struct Audit {
     shared: Arc<Shared>,
-    /// Rules of flows that were allowed and have not begun.
-    allowed: HashMap<Key, Option<Arc<str>>>,
-    open: HashMap<Key, Open>,
-    flows: u64,
 }
 
 impl Audit {
-    fn to(shared: Arc<Shared>) -> Audit {
-        Audit { shared, allowed: HashMap::new(), open: HashMap::new(), flows: 0 }
-    }
-
     /// The guest has asked for records of a name. `rule`: what has decided.
     pub(super) fn asked(&self, name: &str, record_type: u16, is_allowed: bool, rule: Arc<str>) {
         let name = name.to_owned();
         self.shared.push(Event::Question { name, record_type, is_allowed, rule });
     }
 
-    /// A rule allows a flow.
-    pub(super) fn allowed(&mut self, flow: &NewFlow<'_>, rule: Option<Arc<str>>) {
-        if self.allowed.len() >= MOST_ALLOWED {
-            self.allowed.clear();
-        }
-        self.allowed.insert(key(flow.protocol, flow.from, flow.to), rule);
+    pub(super) fn began(&self, flow: &FlowStat) {
+        self.add(flow, Event::Begin);
     }
 
-    pub(super) fn began(&mut self, flow: &FlowStat) {
-        self.flows += 1;
-        let id = self.flows;
-        let rule = self.allowed.remove(&key(flow.protocol, flow.guest, flow.peer)).flatten();
-        self.shared.push(Event::Begin(document::Flow::of(flow, id, rule.clone())));
-        self.open.insert((flow.protocol, flow.guest, flow.peer), Open { rule, id });
-    }
-
-    pub(super) fn ended(&mut self, flow: &FlowStat) {
-        let open = self.open.remove(&(flow.protocol, flow.guest, flow.peer));
-        if let Some(Open { rule, id }) = open {
-            self.shared.push(Event::End(document::Flow::of(flow, id, rule)));
-        }
+    pub(super) fn ended(&self, flow: &FlowStat) {
+        self.add(flow, Event::End);
     }
 
     /// The first bytes of a flow have ended it.
     pub(super) fn contradicted(&self, flow: &FlowStat, why: String) {
-        let open = self.open.get(&(flow.protocol, flow.guest, flow.peer));
-        let id = open.map(|open| open.id).unwrap_or_default();
-        let flow = document::Flow::of(flow, id, open.and_then(|open| open.rule.clone()));
-        self.shared.push(Event::Contradicted(flow, why));
+        self.add(flow, |flow| Event::Contradicted(flow, why));
     }
 
-    /// A flow is not carried. `rule`: what has refused it, if a rule has.
-    pub(super) fn refused(&mut self, flow: &NewFlow<'_>, why: Refusal, rule: Option<Arc<str>>) {
-        let allowed = self.allowed.remove(&key(flow.protocol, flow.from, flow.to));
-        let rule = rule.or(allowed.flatten());
+    /// Adds an event of a flow that has a number.
+    fn add(&self, flow: &FlowStat, event: impl FnOnce(document::Flow) -> Event) {
+        if let Some(id) = flow.id {
+            self.shared.push(event(document::Flow::of(flow, id)));
+        }
+    }
+
+    /// A flow is not carried. `rule`: what has allowed or refused it.
+    pub(super) fn refused(&self, flow: &NewFlow<'_>, why: Refusal, rule: Option<Arc<str>>) {
         self.shared.push(Event::Refuse { flow: document::Refused::of(flow, rule), why });
     }
 }
@@ -244,7 +203,7 @@ pub(super) struct Written {
 pub(super) fn open(target: &Target) -> Outcome<(Audit, Writer)> {
     let (file, shared) = (target.open()?, Arc::<Shared>::default());
     let writer = Writer { shared: Arc::clone(&shared), file };
-    Ok((Audit::to(shared), writer))
+    Ok((Audit { shared }, writer))
 }
 
 impl Writer {
@@ -343,9 +302,10 @@ impl Written {
             let late = begun.elapsed() >= LONGEST_END;
             (if late { "its reader does not read" } else { "it was written too slowly" }).into()
         });
-        let unknown = if is_finished { "" } else { " or more" };
+        let least = if is_finished { "" } else { "at least " };
         let is_whole = lost == 0 && is_finished;
-        (!is_whole).then(|| format!("the audit lacks {lost}{unknown} lines: {why}"))
+        (!is_whole)
+            .then(|| format!("the audit lacks {least}{}: {why}", format::count(lost, "line")))
     }
 }
 

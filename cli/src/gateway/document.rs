@@ -243,6 +243,8 @@ mod tests {
             unsent_bytes: 5,
         };
         let tcp = FlowStat {
+            id: Some(1),
+            rule: None,
             protocol: Protocol::Tcp,
             direction: Direction::Out,
             guest: at("10.0.0.2:1000"),

@@ -1,12 +1,10 @@
 //! The rules that decide what a guest reaches.
 
-use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
-use fulmar_gateway::allowance::Allowance;
 use fulmar_gateway::first;
-use fulmar_gateway::policy::{Decision, NewClient, NewFlow, Policy, Protocol};
+use fulmar_gateway::policy::{Decision, NewClient, NewFlow, Policy, Ruling};
 use fulmar_gateway::rules::{Denial, Rules, Step, Verdict};
 use fulmar_gateway::stat::{FlowStat, Refusal};
 
@@ -33,28 +31,6 @@ struct RulesPolicy {
     audit: Option<Audit>,
     /// The user, who is asked about what no rule names.
     ask: Option<Ask>,
-    /// Flows that were denied and not refused yet, and by which rule. Each queue has one at most.
-    denied: HashMap<Key, Denied>,
-}
-
-/// A flow: its transport, the guest's end, and the destination as the guest wrote it.
-type Key = (Protocol, SocketAddr, SocketAddr);
-
-/// A flow that a rule has denied.
-struct Denied {
-    what: Flow,
-    by: Arc<str>,
-}
-
-/// Flows that are remembered as denied: more than there are queues, as some are never refused.
-const MOST_DENIED: usize = 256;
-
-/// What decides about a flow.
-enum Ruling {
-    Allowed(Arc<str>),
-    Denied(Arc<str>),
-    /// The user has not answered yet.
-    Open,
 }
 
 /// The rule of a flow that the user has allowed.
@@ -81,20 +57,15 @@ pub(super) fn rules_policy(
         refused: refused.cloned(),
         audit,
         ask,
-        denied: HashMap::new(),
     }))
 }
 
 impl RulesPolicy {
     /// The decision, of which a denial is counted.
     fn decision_by(&self, denial: Option<&Denial>) -> Decision {
-        self.decision(denial.map(ToString::to_string).as_deref())
-    }
-
-    fn decision(&self, denial: Option<&str>) -> Decision {
-        let Some(rule) = denial else { return Decision::Allow };
+        let Some(denial) = denial else { return Decision::Allow };
         if let Some(reporter) = &self.reporter {
-            reporter.deny_by(rule);
+            reporter.deny_by(&denial.to_string());
         }
         Decision::Deny
     }
@@ -102,90 +73,80 @@ impl RulesPolicy {
     /// What the rules say about a flow, or the user where they name none.
     fn rule_on(&self, flow: &NewFlow<'_>, ask: impl FnOnce(&Ask) -> Said) -> Ruling {
         let verdict = self.rules.verdict_of_flow(flow, &self.dns);
-        match (self.ask.as_ref().filter(|_| is_unnamed(&verdict)).map(ask), verdict.denial) {
-            (Some(Said::Allowed), _) => Ruling::Allowed(BY_USER.into()),
-            (Some(Said::Refused(why)), _) => Ruling::Denied(why.into()),
-            (Some(Said::Nothing), _) => Ruling::Open,
-            (None, Some(_)) => Ruling::Denied(verdict.text()),
-            (None, None) => Ruling::Allowed(verdict.text()),
+        let by = |decision: Decision, rule: &str| {
+            let names = self.rules.allowed_names(flow).filter(|_| decision == Decision::Allow);
+            Ruling { rule: Some(rule.into()), names, ..decision.into() }
+        };
+        match self.ask.as_ref().filter(|_| is_unnamed(&verdict)).map(ask) {
+            Some(Said::Allowed) => by(Decision::Allow, BY_USER),
+            Some(Said::Refused(why)) => by(Decision::Deny, why),
+            Some(Said::Nothing) => Decision::Wait.into(),
+            None => self.rules.ruling(flow, verdict),
         }
     }
 
-    /// Counts the decision about a flow, and remembers what it needs when the flow is refused.
-    fn note(&mut self, flow: &NewFlow<'_>, ruling: Ruling) -> Decision {
-        let NewFlow { to, leads_to, name, names, claimed_names, is_host, host_network, .. } = *flow;
-        let denial = match &ruling {
-            Ruling::Open => return Decision::Wait,
-            Ruling::Denied(by) => Some(by),
-            Ruling::Allowed(_) => None,
+    /// Counts the decision about a flow.
+    fn count(&self, flow: &NewFlow<'_>, ruling: Ruling) -> Ruling {
+        let (Some(reporter), Decision::Allow | Decision::Deny) = (&self.reporter, ruling.decision)
+        else {
+            return ruling;
         };
-        let own = name.map(|name| [name.to_owned()]);
-        let names = own.as_ref().map_or(names, |own| own.as_slice());
-        if let Some(reporter) = &self.reporter {
-            reporter.at(flow.protocol, to, |tally| {
-                if let Some(name) = names.first().or(claimed_names.first()) {
-                    (tally.name, tally.is_claimed) = (Some(name.clone()), names.is_empty());
-                }
-                tally.denied += u64::from(denial.is_some());
-            });
-        }
-        let key = (flow.protocol, flow.from, to);
-        self.denied.remove(&key);
-        if let Some(by) = denial {
-            let (is_by_name, name) = (name.is_some(), names.first().cloned());
-            let at = match is_by_name {
-                true if leads_to == to => SocketAddr::new(UNRESOLVED, to.port()),
-                true => leads_to,
-                false => to,
-            };
-            let what =
-                Flow { protocol: flow.protocol, name, at, is_by_name, is_host, host_network };
-            if self.denied.len() >= MOST_DENIED {
-                self.denied.clear();
+        let NewFlow { name, names, claimed_names, .. } = *flow;
+        let known = name.or(names.first().map(String::as_str));
+        let shown = known.or(claimed_names.first().map(String::as_str));
+        let is_denied = ruling.decision == Decision::Deny;
+        reporter.at(flow.protocol, flow.to, |tally| {
+            if let Some(name) = shown {
+                (tally.name, tally.is_claimed) = (Some(name.to_owned()), known.is_none());
             }
-            self.denied.insert(key, Denied { what, by: Arc::clone(by) });
+            tally.denied += u64::from(is_denied);
+        });
+        if let (true, Some(rule)) = (is_denied, &ruling.rule) {
+            reporter.deny_by(rule);
         }
-        if let (Some(audit), Ruling::Allowed(by)) = (&mut self.audit, &ruling) {
-            audit.allowed(flow, Some(Arc::clone(by)));
-        }
-        self.decision(denial.map(|by| &**by))
+        ruling
     }
 }
 
+/// A flow that was refused, as the rules know it.
+fn what(flow: &NewFlow<'_>) -> Flow {
+    let NewFlow { protocol, to, leads_to, name, names, is_host, host_network, .. } = *flow;
+    let is_by_name = name.is_some();
+    let at = match is_by_name {
+        true if leads_to == to => SocketAddr::new(UNRESOLVED, to.port()),
+        true => leads_to,
+        false => to,
+    };
+    let name = name.or(names.first().map(String::as_str)).map(str::to_owned);
+    Flow { protocol, name, at, is_by_name, is_host, host_network }
+}
+
 impl Policy for RulesPolicy {
-    fn allowed_names(&mut self, flow: &NewFlow<'_>) -> Option<Vec<String>> {
-        self.rules.allowed_names(flow)
-    }
-
-    fn allowance(&mut self, flow: &NewFlow<'_>) -> Option<Arc<Allowance>> {
-        self.rules.verdict_of_flow(flow, &self.dns).allowance().cloned()
-    }
-
     fn reads_names(&self) -> bool {
         !self.rules.is_empty() || self.reporter.is_some()
     }
 
-    fn decide(&mut self, flow: &NewFlow<'_>) -> Decision {
-        let ruling = self.rule_on(flow, |ask| ask.about(flow));
-        self.note(flow, ruling)
+    fn decide(&mut self, flow: &NewFlow<'_>) -> Ruling {
+        self.count(flow, self.rule_on(flow, |ask| ask.about(flow)))
     }
 
-    fn decide_now(&mut self, flow: &NewFlow<'_>) -> Decision {
+    fn decide_now(&mut self, flow: &NewFlow<'_>) -> Ruling {
         let ruling = self.rule_on(flow, |ask| match ask.was_allowed(flow) {
             true => Said::Allowed,
             false => Said::Refused("--ask: not allowed by the user"),
         });
-        self.note(flow, ruling)
+        self.count(flow, ruling)
     }
 
-    fn decide_look_up(&mut self, flow: &NewFlow<'_>) -> Decision {
+    fn decide_look_up(&mut self, flow: &NewFlow<'_>) -> Ruling {
         if self.ask.is_none() || !is_unnamed(&self.rules.verdict_of_flow(flow, &self.dns)) {
-            return Decision::Allow;
+            return Decision::Allow.into();
         }
-        match self.rule_on(flow, |ask| ask.about(flow)) {
+        let ruling = self.rule_on(flow, |ask| ask.about(flow));
+        match ruling.decision {
             // The address is decided when it is known.
-            Ruling::Allowed(_) => Decision::Allow,
-            ruling => self.note(flow, ruling),
+            Decision::Allow => ruling,
+            _ => self.count(flow, ruling),
         }
     }
 
@@ -214,22 +175,22 @@ impl Policy for RulesPolicy {
         self.decision_by(self.rules.hidden_name_denial())
     }
 
-    fn refused(&mut self, flow: &NewFlow<'_>, why: Refusal) {
-        let key = (flow.protocol, flow.from, flow.to);
-        let denied = if why == Refusal::Policy { self.denied.remove(&key) } else { None };
-        if let Some(audit) = &mut self.audit {
-            audit.refused(flow, why, denied.as_ref().map(|denied| Arc::clone(&denied.by)));
+    fn refused(&mut self, flow: &NewFlow<'_>, why: Refusal, rule: Option<Arc<str>>) {
+        if let Some(audit) = &self.audit {
+            audit.refused(flow, why, rule.clone());
         }
         let Some(refused) = &self.refused else { return };
-        if let Some(denied) = denied {
-            refused.add(&self.rules, What::Flow(denied.what), &denied.by);
-        }
-        if why == Refusal::Allowance {
-            let NewFlow { protocol, to: at, is_host, .. } = *flow;
-            let name = flow.name.or(flow.names.first().map(String::as_str)).map(str::to_owned);
-            let (is_by_name, host_network) = (false, flow.host_network);
-            let what = Flow { protocol, name, at, is_by_name, is_host, host_network };
-            refused.add(&self.rules, What::Contradicted(what), "a limit of its rule is reached");
+        match (why, rule) {
+            (Refusal::Policy, Some(by)) => refused.add(&self.rules, What::Flow(what(flow)), &by),
+            (Refusal::Allowance, _) => {
+                let what = Flow { at: flow.to, is_by_name: false, ..what(flow) };
+                refused.add(
+                    &self.rules,
+                    What::Contradicted(what),
+                    "a limit of its rule is reached",
+                );
+            }
+            _ => {}
         }
     }
 
@@ -256,13 +217,13 @@ impl Policy for RulesPolicy {
     }
 
     fn began(&mut self, flow: &FlowStat) {
-        if let Some(audit) = &mut self.audit {
+        if let Some(audit) = &self.audit {
             audit.began(flow);
         }
     }
 
     fn ended(&mut self, flow: &FlowStat) {
-        if let Some(audit) = &mut self.audit {
+        if let Some(audit) = &self.audit {
             audit.ended(flow);
         }
         if let Some(reporter) = &self.reporter {
@@ -275,20 +236,13 @@ impl Policy for RulesPolicy {
 mod tests {
     use super::*;
     use crate::gateway::log::Log;
+    use fulmar_gateway::policy::Protocol;
     use fulmar_gateway::rules::Source;
     use std::path::Path;
 
     impl RulesPolicy {
         fn of(rules: Rules, dns: Vec<IpAddr>, reporter: Option<Reporter>) -> RulesPolicy {
-            RulesPolicy {
-                rules,
-                dns,
-                reporter,
-                refused: None,
-                audit: None,
-                ask: None,
-                denied: HashMap::new(),
-            }
+            RulesPolicy { rules, dns, reporter, refused: None, audit: None, ask: None }
         }
     }
 
@@ -304,17 +258,19 @@ mod tests {
     ) -> Decision {
         let to: SocketAddr = to.parse().unwrap();
         let names: Vec<String> = names.iter().map(|n| n.to_string()).collect();
-        policy.decide(&NewFlow {
-            protocol,
-            from: "10.0.0.2:1000".parse().unwrap(),
-            to,
-            leads_to: to,
-            name: None,
-            names: &names,
-            claimed_names: &[],
-            is_host: false,
-            host_network: None,
-        })
+        policy
+            .decide(&NewFlow {
+                protocol,
+                from: "10.0.0.2:1000".parse().unwrap(),
+                to,
+                leads_to: to,
+                name: None,
+                names: &names,
+                claimed_names: &[],
+                is_host: false,
+                host_network: None,
+            })
+            .decision
     }
 
     #[test]
@@ -368,29 +324,32 @@ mod tests {
         assert_eq!(policy.decide_name("other.example", 28), Decision::Wait);
         assert_eq!(policy.decide_name("other.example", 16), Decision::Deny, "TXT");
         assert_eq!(
-            policy.decide(&flow(Some("evil.example"), own, "198.51.100.7:443")),
+            policy.decide(&flow(Some("evil.example"), own, "198.51.100.7:443")).decision,
             Decision::Deny
         );
-        assert_eq!(policy.decide(&flow(None, "192.0.2.1:443", "192.0.2.1:443")), Decision::Deny);
-        assert_eq!(policy.decide_now(&other), Decision::Deny, "nothing is asked");
-        assert_eq!(policy.decide_look_up(&other), Decision::Wait);
+        assert_eq!(
+            policy.decide(&flow(None, "192.0.2.1:443", "192.0.2.1:443")).decision,
+            Decision::Deny
+        );
+        assert_eq!(policy.decide_now(&other).decision, Decision::Deny, "nothing is asked");
+        assert_eq!(policy.decide_look_up(&other).decision, Decision::Wait);
         ask.hear("{\"id\":1,\"answer\":\"always\"}");
-        assert_eq!(policy.decide_look_up(&other), Decision::Allow);
+        assert_eq!(policy.decide_look_up(&other).decision, Decision::Allow);
         let leads = |to| flow(Some("other.example"), own, to);
-        assert_eq!(policy.decide(&leads("198.51.100.7:443")), Decision::Allow);
-        assert_eq!(policy.decide_now(&leads("198.51.100.7:443")), Decision::Allow);
+        assert_eq!(policy.decide(&leads("198.51.100.7:443")).decision, Decision::Allow);
+        assert_eq!(policy.decide_now(&leads("198.51.100.7:443")).decision, Decision::Allow);
         for guarded in ["10.0.0.1:443", "127.0.0.1:443", "169.254.169.254:443", "192.0.2.1:443"] {
-            assert_eq!(policy.decide(&leads(guarded)), Decision::Deny, "{guarded}");
+            assert_eq!(policy.decide(&leads(guarded)).decision, Decision::Deny, "{guarded}");
         }
         let elsewhere = flow(Some("other.example"), "198.18.0.2:22", "198.18.0.2:22");
-        assert_eq!(policy.decide_look_up(&elsewhere), Decision::Wait, "another port");
+        assert_eq!(policy.decide_look_up(&elsewhere).decision, Decision::Wait, "another port");
         // New rules decide before the answer.
         let mut rules = Rules::default();
         rules.deny("other.example".parse().unwrap(), Source::Option);
         rules.close_to_ask();
         policy.set_rules(rules);
-        assert_eq!(policy.decide_now(&leads("198.51.100.7:443")), Decision::Deny);
-        assert_eq!(policy.decide(&elsewhere), Decision::Deny);
+        assert_eq!(policy.decide_now(&leads("198.51.100.7:443")).decision, Decision::Deny);
+        assert_eq!(policy.decide(&elsewhere).decision, Decision::Deny);
     }
 
     #[test]
@@ -431,14 +390,15 @@ mod tests {
             is_host: false,
             host_network: None,
         };
-        assert_eq!(policy.decide(&flow("10.0.0.1:80")), Decision::Deny);
-        assert_eq!(policy.decide(&flow("192.0.2.1:80")), Decision::Allow);
-        assert_eq!(told.count(), 0);
-        assert_eq!(policy.decide(&flow("10.0.0.1:80")), Decision::Deny);
-        assert_eq!(policy.decide(&flow("10.0.0.2:80")), Decision::Deny);
-        policy.refused(&flow("198.18.0.1:80"), Refusal::Unreachable);
+        let denied = policy.decide(&flow("10.0.0.1:80"));
+        assert_eq!(denied.decision, Decision::Deny);
+        let allowed = policy.decide(&flow("192.0.2.1:80"));
+        assert_eq!(allowed.decision, Decision::Allow);
+        assert_eq!(allowed.rule.as_deref(), Some("/r:2: allow example.org"));
+        assert_eq!(told.count(), 0, "the other address is allowed");
+        policy.refused(&flow("10.0.0.1:80"), Refusal::Unreachable, allowed.rule);
         assert_eq!(told.count(), 0, "for another reason");
-        policy.refused(&flow("198.18.0.1:80"), Refusal::Policy);
+        policy.refused(&flow("10.0.0.1:80"), Refusal::Policy, denied.rule);
         assert_eq!(told.count(), 1);
     }
 

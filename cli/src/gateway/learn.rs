@@ -86,7 +86,8 @@ fn policy(work: &[Work], resolvers: &[IpAddr]) -> (String, usize) {
         let Use { flows, bytes_out, bytes_in } = used;
         let (out, received) = (format::bytes(*bytes_out), format::bytes(*bytes_in));
         let rule = rule(host, *port, protocol);
-        let _ = writeln!(text, "  {rule}, # {flows} flows, {out} out, {received} in");
+        let flows = format::count(*flows, "flow");
+        let _ = writeln!(text, "  {rule}, # {flows}, {out} out, {received} in");
     }
     text.push_str("]\n");
     for (host, port, protocol) in others.keys() {
@@ -140,10 +141,10 @@ mod tests {
             text,
             "# The destinations that a run has reached (fulmar run --learn).\n\
              allow = [\n\
-             \x20 { to = \"192.0.2.1\", protocol = \"icmp\" }, # 1 flows, 1 B out, 2.00 KiB in\n\
-             \x20 { to = \"[2001:db8::1]:22\", protocol = \"tcp\" }, # 1 flows, 1 B out, 2.00 KiB in\n\
+             \x20 { to = \"192.0.2.1\", protocol = \"icmp\" }, # 1 flow, 1 B out, 2.00 KiB in\n\
+             \x20 { to = \"[2001:db8::1]:22\", protocol = \"tcp\" }, # 1 flow, 1 B out, 2.00 KiB in\n\
              \x20 { to = \"example.org:443\", protocol = \"tcp\" }, # 3 flows, 3 B out, 6.00 KiB in\n\
-             \x20 { to = \"example.org:443\", protocol = \"udp\" }, # 1 flows, 1 B out, 2.00 KiB in\n\
+             \x20 { to = \"example.org:443\", protocol = \"udp\" }, # 1 flow, 1 B out, 2.00 KiB in\n\
              ]\n\
              # not reached: { to = \"169.254.169.254:80\", protocol = \"tcp\" }\n"
         );

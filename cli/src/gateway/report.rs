@@ -253,8 +253,8 @@ fn write_tally(text: &mut String, what: &str, tally: &Tally) {
     let open_for = tally.open_for.as_secs_f64();
     let _ = writeln!(
         text,
-        "  {what}: {} flows{denied}, {} out, {} in, open for {open_for:.3} s",
-        tally.flows,
+        "  {what}: {}{denied}, {} out, {} in, open for {open_for:.3} s",
+        format::count(tally.flows, "flow"),
         format::bytes(tally.bytes_out),
         format::bytes(tally.bytes_in),
     );

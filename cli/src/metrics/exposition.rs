@@ -302,6 +302,8 @@ mod tests {
     fn flow(direction: Direction) -> FlowStat {
         let at = "10.0.0.2:1000".parse().unwrap();
         FlowStat {
+            id: Some(1),
+            rule: None,
             protocol: Protocol::Udp,
             direction,
             guest: at,

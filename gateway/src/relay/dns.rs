@@ -43,7 +43,7 @@ use std::task::Poll;
 
 use super::datagrams::{Batch, ERRORS_PER_TURN};
 use super::host_socket::{self, DatagramError, Failure};
-use super::{Context, canonical};
+use super::{Context, Decided, NotCarried, canonical};
 use crate::config::Limits;
 use crate::names::messages;
 use crate::policy::{Decision, Protocol};
@@ -248,9 +248,9 @@ impl Dns {
     ) -> nix::Result<()> {
         let id = match self.find_or_begin(cx, key, servers) {
             Ok(id) => id,
-            Err((failure, why)) => {
-                cx.refuse_flow(Protocol::Udp, key, why);
-                report(cx, key, bytes, failure);
+            Err(why) => {
+                cx.refuse_flow(Protocol::Udp, key, &why);
+                report(cx, key, bytes, why.failure);
                 return Ok(());
             }
         };
@@ -305,15 +305,15 @@ impl Dns {
         cx: &mut Context<'_>,
         key: Key,
         servers: &Addresses,
-    ) -> Result<SlotId, (Failure, Refusal)> {
+    ) -> Result<SlotId, NotCarried> {
         if let Some(id) = self.by_key.get(&key) {
             return Ok(*id);
         }
         let ((from, to), Some(leads_to)) = (key, servers.first().copied()) else {
-            return Err((Failure::Silence, Refusal::Forbidden));
+            return Err((Failure::Silence, Refusal::Forbidden).into());
         };
-        if !cx.allows(Protocol::Udp, from, to, leads_to) {
-            return Err((Failure::Prohibited, Refusal::Policy));
+        if let Decided::Deny(rule) = cx.decide_now(Protocol::Udp, from, to, leads_to) {
+            return Err(NotCarried::denied(Protocol::Udp, leads_to, rule));
         }
         let Limits { udp_flows, udp_sockets, .. } = cx.settings.limits;
         if self.flows.len() >= (udp_flows.min(udp_sockets) / 4).max(1) {

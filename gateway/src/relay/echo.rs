@@ -25,8 +25,7 @@ use nix::sys::socket::{MsgFlags, SockProtocol, SockType, sendmsg, setsockopt, so
 use super::datagrams::{Batch, ERRORS_PER_TURN};
 use super::host_socket::{self, DatagramError, Failure};
 use super::poll::Token;
-use super::{Context, Endpoints, Names, Way};
-use crate::allowance::Permit;
+use super::{Candidate, Context, Endpoints, Grant, NotCarried, Way};
 use crate::policy::Protocol;
 use crate::stat::{Direction, FlowStat, Refusal};
 
@@ -47,24 +46,18 @@ const BATCHES_PER_TURN: usize = 16;
 type Key = (IpAddr, IpAddr, u16);
 
 struct Flow {
+    id: u64,
     socket: OwnedFd,
     key: Key,
     leads_to: IpAddr,
     /// The name that it leads to.
     name: Option<Arc<str>>,
-    /// Its place among the flows with which it shares bounds.
-    permit: Option<Permit>,
+    /// By what it is allowed.
+    grant: Grant,
     bytes_out: u64,
     bytes_in: u64,
     began: Instant,
     moved: Instant,
-}
-
-impl Flow {
-    /// Whether its bounds let a payload pass now, which is counted then.
-    fn may_pass(&self, now: Instant, bytes: usize) -> bool {
-        self.permit.as_ref().is_none_or(|permit| permit.may_pass(now, bytes))
-    }
 }
 
 /// The flows of echo requests.
@@ -96,15 +89,15 @@ impl Echoes {
             let Ok(Poll::Ready(request)) = cx.stack.icmp().receive_request(listener) else {
                 return;
             };
-            if let Err((failure, why)) = self.forward(cx, &request) {
-                if why == Refusal::Undecided {
-                    cx.refuse(why);
+            if let Err(why) = self.forward(cx, &request) {
+                if why.why == Refusal::Undecided {
+                    cx.refuse(why.why);
                     cx.stack.free(request.payload);
                     continue;
                 }
                 let ends = [request.src, request.dst].map(|ip| SocketAddr::new(ip, 0));
-                cx.refuse_flow(Protocol::Icmp, ends.into(), why);
-                report(cx, &request, failure);
+                cx.refuse_flow(Protocol::Icmp, ends.into(), &why);
+                report(cx, &request, why.failure);
             }
             cx.stack.free(request.payload);
         }
@@ -112,19 +105,15 @@ impl Echoes {
         cx.stack.notify(listener);
     }
 
-    fn forward(
-        &mut self,
-        cx: &mut Context<'_>,
-        request: &EchoRequest,
-    ) -> Result<(), (Failure, Refusal)> {
+    fn forward(&mut self, cx: &mut Context<'_>, request: &EchoRequest) -> Result<(), NotCarried> {
         let key = (request.src, request.dst, request.ident);
         let id = match self.by_key.get(&key) {
             Some(id) => *id,
             None => self.begin(cx, key)?,
         };
         let Some(flow) = self.flows.get_mut(id) else { return Ok(()) };
-        if !flow.may_pass(cx.now, request.payload.len()) {
-            return Err((Failure::Silence, Refusal::Allowance));
+        if !flow.grant.may_pass(cx.now, request.payload.len()) {
+            return Err((Failure::Silence, Refusal::Allowance).into());
         }
         let mut message = vec![0; HEADER_BYTES + request.payload.len()];
         message[0] = if request.dst.is_ipv4() { REQUEST } else { REQUEST_V6 };
@@ -132,7 +121,7 @@ impl Echoes {
         request.payload.copy_to(0, &mut message[HEADER_BYTES..]);
         if request.hop_limit == 0 {
             send_error(cx, request, SentError::TimeExceeded { code: 0 });
-            return Err((Failure::Silence, Refusal::HopLimit));
+            return Err((Failure::Silence, Refusal::HopLimit).into());
         }
         let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
         let hops = i32::from(request.hop_limit);
@@ -141,46 +130,47 @@ impl Echoes {
         (flow.moved, flow.bytes_out) = (cx.now, flow.bytes_out + bytes);
         match sendmsg::<()>(fd, &[IoSlice::new(&message)], &control, flags, None) {
             Ok(_) => Ok(()),
-            Err(Errno::EAGAIN | Errno::ENOBUFS) => Err((Failure::Silence, Refusal::HostQueueFull)),
-            Err(Errno::EMSGSIZE) => Err((Failure::Silence, Refusal::TooLong)),
+            Err(Errno::EAGAIN | Errno::ENOBUFS) => {
+                Err((Failure::Silence, Refusal::HostQueueFull).into())
+            }
+            Err(Errno::EMSGSIZE) => Err((Failure::Silence, Refusal::TooLong).into()),
             Err(e) => {
                 if host_socket::may_be_of_lost_address(e) {
                     // The next request has a socket that starts at the new one.
                     self.remove(cx, id);
                 }
-                Err(host_socket::failure_of(e))
+                Err(host_socket::failure_of(e).into())
             }
         }
     }
 
-    fn begin(&mut self, cx: &mut Context<'_>, key: Key) -> Result<SlotId, (Failure, Refusal)> {
+    fn begin(&mut self, cx: &mut Context<'_>, key: Key) -> Result<SlotId, NotCarried> {
         let (from, to) = (SocketAddr::new(key.0, 0), SocketAddr::new(key.1, 0));
         if !cx.settings.carries.icmp {
-            return Err((Failure::Silence, Refusal::Forbidden));
+            return Err((Failure::Silence, Refusal::Forbidden).into());
         }
-        let (leads_to, names) = match cx.way(Protocol::Icmp, from, to) {
-            // An echo request of one IP version is answered in that version.
-            Way::To(candidates, names) => {
-                (candidates.into_iter().find(|c| c.is_ipv4() == to.is_ipv4()), names)
-            }
+        let (candidates, names) = match cx.way(Protocol::Icmp, from, to) {
+            Way::To(candidates, names) => (candidates, names),
             Way::LookUp(name) => {
                 cx.wanted.push(name);
-                return Err((Failure::Silence, Refusal::NameFailed));
+                return Err((Failure::Silence, Refusal::NameFailed).into());
             }
-            Way::Undecided => return Err((Failure::Silence, Refusal::Undecided)),
+            Way::Undecided => return Err((Failure::Silence, Refusal::Undecided).into()),
             // Only connections pass through a proxy.
-            Way::Through(..) => return Err((Failure::Prohibited, Refusal::Upstream)),
-            Way::Refused(failure, why) => return Err((failure, why)),
+            Way::Through(..) => return Err((Failure::Prohibited, Refusal::Upstream).into()),
+            Way::Refused(why) => return Err(why),
         };
-        let leads_to = leads_to.ok_or((Failure::NoHost, Refusal::Unreachable))?;
-        let ends = Endpoints { guest: from, peer: to, host: leads_to };
-        let name = names.as_ref().and_then(Names::first);
-        let permit = cx.permit(Protocol::Icmp, &ends, name)?;
+        // An echo request of one IP version is answered in that version.
+        let found = candidates.into_iter().find(|c| c.to.is_ipv4() == to.is_ipv4());
+        let unreachable = (Failure::NoHost, Refusal::Unreachable);
+        let Candidate { to: leads_to, mut grant } = found.ok_or(unreachable)?;
+        grant.enter(Protocol::Icmp, [])?;
         // No ping sockets are allowed: that says nothing about the destination.
-        let socket = open(leads_to, cx).map_err(|e| match e {
+        let failed = |e| match e {
             Errno::EACCES | Errno::EPERM => (Failure::Silence, Refusal::HostSocket),
             e => host_socket::failure_of(e),
-        })?;
+        };
+        let socket = open(leads_to, cx).map_err(|e| NotCarried::from(failed(e)).by(&grant))?;
         if self.flows.len() >= cx.settings.limits.echo_flows {
             cx.refuse(Refusal::Displaced);
             if let Some(oldest) = self.order.pop_front() {
@@ -190,14 +180,16 @@ impl Echoes {
         let (began, moved) = (cx.now, cx.now);
         let leads_to = leads_to.ip();
         let name = names.and_then(|names| names.allowed.into_iter().next());
+        let id = cx.settings.policy.next_flow();
         let (bytes_out, bytes_in) = (0, 0);
-        let flow = Flow { socket, key, leads_to, name, permit, bytes_out, bytes_in, began, moved };
+        let flow =
+            Flow { id, socket, key, leads_to, name, grant, bytes_out, bytes_in, began, moved };
         let id = self.flows.insert(flow);
         if let Some(flow) = self.flows.get(id)
             && cx.poll.add_arrivals(flow.socket.as_fd(), Token::Echo(id)).is_err()
         {
             self.flows.remove(id);
-            return Err((Failure::Silence, Refusal::HostSocket));
+            return Err((Failure::Silence, Refusal::HostSocket).into());
         }
         self.by_key.insert(key, id);
         self.order.push_back(id);
@@ -209,34 +201,19 @@ impl Echoes {
         Ok(id)
     }
 
-    /// Ends the flows that new rules deny.
-    pub(crate) fn end_denied(&mut self, cx: &mut Context<'_>) {
-        let is_denied = |flow: &Flow| {
+    /// Ends the flows that new rules deny, or to which their bounds leave no place.
+    pub(crate) fn review(&mut self, cx: &mut Context<'_>) {
+        for id in self.flows.iter().map(|(id, _)| id).collect::<Vec<_>>() {
+            let Some(flow) = self.flows.get_mut(id) else { continue };
             let [guest, peer, host] =
                 [flow.key.0, flow.key.1, flow.leads_to].map(|ip| (ip, 0).into());
-            !cx.still_allows(Protocol::Icmp, Direction::Out, &Endpoints { guest, peer, host })
-        };
-        let denied = self.flows.iter().filter(|(_, flow)| is_denied(flow)).map(|(id, _)| id);
-        for id in denied.collect::<Vec<_>>() {
-            cx.refuse(Refusal::PolicyChanged);
-            self.remove(cx, id);
-        }
-        for id in self.flows.iter().map(|(id, _)| id).collect::<Vec<_>>() {
-            self.permit_anew(cx, id);
-        }
-    }
-
-    /// Gives a flow its place under new rules.
-    fn permit_anew(&mut self, cx: &mut Context<'_>, id: SlotId) {
-        let Some(flow) = self.flows.get_mut(id) else { return };
-        flow.permit = None;
-        let [guest, peer, host] = [flow.key.0, flow.key.1, flow.leads_to].map(|ip| (ip, 0).into());
-        let ends = Endpoints { guest, peer, host };
-        match cx.permit(Protocol::Icmp, &ends, flow.name.as_deref()) {
-            Ok(permit) => flow.permit = permit,
-            Err((_, why)) => {
-                cx.refuse_flow(Protocol::Icmp, (guest, peer), why);
-                self.remove(cx, id);
+            let ends = Endpoints { guest, peer, host };
+            match cx.review(Protocol::Icmp, Direction::Out, &ends, &flow.grant) {
+                Ok(grant) => flow.grant = grant,
+                Err(why) => {
+                    cx.refuse_under_new_rules(Protocol::Icmp, (guest, peer), &why);
+                    self.remove(cx, id);
+                }
             }
         }
     }
@@ -288,7 +265,7 @@ impl Echoes {
             if !matches!(header[0], REPLY | REPLY_V6) {
                 continue;
             }
-            if !flow.may_pass(cx.now, payload.len()) {
+            if !flow.grant.may_pass(cx.now, payload.len()) {
                 cx.totals.refusals.count(Refusal::Allowance);
                 continue;
             }
@@ -374,12 +351,14 @@ fn send_error(cx: &mut Context<'_>, request: &EchoRequest, error: SentError) {
 fn stat_of(flow: &Flow, now: Instant) -> FlowStat {
     let (guest, peer, ident) = flow.key;
     FlowStat {
+        id: Some(flow.id),
         protocol: Protocol::Icmp,
         direction: Direction::Out,
         guest: SocketAddr::new(guest, ident),
         peer: SocketAddr::new(peer, 0),
         host: SocketAddr::new(flow.leads_to, 0),
         name: flow.name.clone(),
+        rule: flow.grant.rule.clone(),
         state: "open",
         bytes_out: flow.bytes_out,
         bytes_in: flow.bytes_in,

@@ -13,7 +13,7 @@ use nix::sys::socket::{
     connect, setsockopt, socket, sockopt,
 };
 
-use super::sys;
+use super::{Candidate, Candidates, sys};
 use crate::config::Outbound;
 use crate::stat::{HostTcp, Refusal};
 
@@ -50,8 +50,8 @@ pub(crate) fn connect_to(fd: &impl AsFd, to: SocketAddr) -> nix::Result<()> {
 }
 
 /// The first of several addresses to which the host has a route. One alone is not tried.
-pub(crate) fn first_with_route(all: &[SocketAddr], outbound: &Outbound) -> Option<SocketAddr> {
-    let has_route = |to: &SocketAddr| {
+pub(crate) fn first_with_route(all: Candidates, outbound: &Outbound) -> Option<Candidate> {
+    let has_route = |Candidate { to, .. }: &Candidate| {
         let probe = || {
             let fd = open(to.is_ipv4(), SockType::Datagram, None)?;
             bind_outbound(&fd, *to, outbound)?;
@@ -59,10 +59,8 @@ pub(crate) fn first_with_route(all: &[SocketAddr], outbound: &Outbound) -> Optio
         };
         probe().is_ok()
     };
-    match all {
-        [one] => Some(*one),
-        _ => all.iter().copied().find(has_route),
-    }
+    let is_alone = all.len() == 1;
+    all.into_iter().find(|candidate| is_alone || has_route(candidate))
 }
 
 /// Begins a TCP connection.

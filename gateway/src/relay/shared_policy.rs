@@ -1,13 +1,13 @@
 //! The policy of a gateway and the names of addresses, which it decides by: one of both for the threads of all queues.
 
 use std::net::IpAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use super::Names as FlowNames;
 use super::names::Names;
-use crate::allowance::Allowance;
+use super::{Decided, Grant, Names as FlowNames};
 use crate::first;
-use crate::policy::{Decision, NewClient, NewFlow, Policy};
+use crate::policy::{Decision, NewClient, NewFlow, Policy, Ruling};
 use crate::rules::Rules;
 use crate::stat::{FlowStat, Refusal};
 
@@ -25,6 +25,7 @@ struct Known {
 pub(crate) struct SharedPolicy {
     known: Option<Arc<Mutex<Known>>>,
     reads_names: bool,
+    flows: Arc<AtomicU64>,
 }
 
 impl SharedPolicy {
@@ -36,7 +37,13 @@ impl SharedPolicy {
         SharedPolicy {
             known: policy.map(|policy| Arc::new(Mutex::new(known(policy)))),
             reads_names,
+            flows: Arc::default(),
         }
+    }
+
+    /// The number of another flow.
+    pub(crate) fn next_flow(&self) -> u64 {
+        self.flows.fetch_add(1, Ordering::Relaxed) + 1
     }
 
     /// Gives the policy other rules; the names of addresses stay.
@@ -64,64 +71,63 @@ impl SharedPolicy {
         if self.has_policy() { Decision::Deny } else { Decision::Allow }
     }
 
-    /// Whether a flow may leave.
-    pub(crate) fn decide(&self, flow: &NewFlow<'_>) -> Decision {
-        let decided = self.ask(|Known { policy, resolved, claimed }| {
-            let to = flow.to.ip();
-            let (names, claimed_names) = (resolved.of(to), claimed.of(to));
-            policy.decide(&NewFlow { names, claimed_names, ..*flow })
-        });
-        decided.unwrap_or_else(|| self.default_decision())
+    /// What the policy says about a flow that begins.
+    pub(crate) fn decide(&self, flow: &NewFlow<'_>) -> Decided {
+        self.decide_by(flow, |policy, flow| policy.decide(flow))
     }
 
     /// The same of a flow that cannot wait.
-    pub(crate) fn decide_now(&self, flow: &NewFlow<'_>) -> Decision {
-        let decided = self.ask(|Known { policy, resolved, claimed }| {
-            let to = flow.to.ip();
-            let (names, claimed_names) = (resolved.of(to), claimed.of(to));
-            policy.decide_now(&NewFlow { names, claimed_names, ..*flow })
-        });
-        decided.unwrap_or_else(|| self.default_decision())
+    pub(crate) fn decide_now(&self, flow: &NewFlow<'_>) -> Decided {
+        self.decide_by(flow, |policy, flow| policy.decide_now(flow))
     }
 
     /// Whether the name of a flow may be looked up.
-    pub(crate) fn decide_look_up(&self, flow: &NewFlow<'_>) -> Decision {
-        let decided = self.ask(|known| known.policy.decide_look_up(flow));
-        decided.unwrap_or_else(|| self.default_decision())
+    pub(crate) fn decide_look_up(&self, flow: &NewFlow<'_>) -> Decided {
+        self.decide_by(flow, |policy, flow| policy.decide_look_up(flow))
     }
 
-    /// The names for which an allowed flow to a real address is allowed, if it is not by the address.
-    pub(crate) fn allowed_names(&self, flow: &NewFlow<'_>) -> Option<FlowNames> {
-        if !self.reads_names {
-            return None;
-        }
+    fn decide_by(
+        &self,
+        flow: &NewFlow<'_>,
+        question: fn(&mut dyn Policy, &NewFlow<'_>) -> Ruling,
+    ) -> Decided {
+        let decided = self.with_names(flow, |policy, flow| {
+            let Ruling { decision, rule, allowance, names } = question(policy, flow);
+            let are_all = |allowed: &[String]| allowed.len() == flow.names.len();
+            match decision {
+                Decision::Deny => Decided::Deny(rule),
+                Decision::Wait => Decided::Wait,
+                Decision::Allow => {
+                    let names = names.filter(|_| self.reads_names).map(|allowed| FlowNames {
+                        are_all: are_all(&allowed),
+                        allowed: allowed.into_iter().map(Arc::from).collect(),
+                    });
+                    Decided::Allow(Grant { rule, allowance, permit: None }, names)
+                }
+            }
+        });
+        decided.unwrap_or_else(|| match self.default_decision() {
+            Decision::Allow => Decided::Allow(Grant::default(), None),
+            _ => Decided::Deny(None),
+        })
+    }
+
+    /// Asks about a flow, with the names of its address.
+    fn with_names<T>(
+        &self,
+        flow: &NewFlow<'_>,
+        question: impl FnOnce(&mut dyn Policy, &NewFlow<'_>) -> T,
+    ) -> Option<T> {
         self.ask(|Known { policy, resolved, claimed }| {
             let to = flow.to.ip();
             let (names, claimed_names) = (resolved.of(to), claimed.of(to));
-            let allowed = policy.allowed_names(&NewFlow { names, claimed_names, ..*flow })?;
-            let are_all = allowed.len() == names.len();
-            Some(FlowNames { allowed: allowed.into_iter().map(Arc::from).collect(), are_all })
+            question(&mut **policy, &NewFlow { names, claimed_names, ..*flow })
         })
-        .flatten()
-    }
-
-    /// The bounds that an allowed flow shares with others.
-    pub(crate) fn allowance(&self, flow: &NewFlow<'_>) -> Option<Arc<Allowance>> {
-        self.ask(|Known { policy, resolved, claimed }| {
-            let to = flow.to.ip();
-            let (names, claimed_names) = (resolved.of(to), claimed.of(to));
-            policy.allowance(&NewFlow { names, claimed_names, ..*flow })
-        })
-        .flatten()
     }
 
     /// A flow of the guest is not carried.
-    pub(crate) fn refused(&self, flow: &NewFlow<'_>, why: Refusal) {
-        self.ask(|Known { policy, resolved, claimed }| {
-            let to = flow.to.ip();
-            let (names, claimed_names) = (resolved.of(to), claimed.of(to));
-            policy.refused(&NewFlow { names, claimed_names, ..*flow }, why);
-        });
+    pub(crate) fn refused(&self, flow: &NewFlow<'_>, why: Refusal, rule: Option<Arc<str>>) {
+        self.with_names(flow, |policy, flow| policy.refused(flow, why, rule));
     }
 
     /// Whether a client of a published port is admitted.
@@ -186,9 +192,9 @@ mod tests {
     struct Halfway;
 
     impl Policy for Halfway {
-        fn decide(&mut self, flow: &NewFlow<'_>) -> Decision {
+        fn decide(&mut self, flow: &NewFlow<'_>) -> Ruling {
             assert!(flow.to.port() != 9, "of the test");
-            Decision::Allow
+            Decision::Allow.into()
         }
     }
 
@@ -211,15 +217,15 @@ mod tests {
     fn without_a_policy_all_is_allowed_and_by_one_that_panicked_nothing() {
         let none = SharedPolicy::new(None);
         let question = Some(("example.org", 1));
-        assert_eq!([none.decide(&flow(9)), none.decide_name(question)], [Decision::Allow; 2]);
+        let allows = |policy: &SharedPolicy, port| policy.decide(&flow(port)).grant().is_some();
+        assert!(allows(&none, 9) && none.decide_name(question) == Decision::Allow);
         let policy = SharedPolicy::new(Some(Box::new(Halfway)));
         let other = policy.clone();
-        assert_eq!([policy.decide(&flow(1)), other.decide_name(None)], [Decision::Allow; 2]);
+        assert!(allows(&policy, 1) && other.decide_name(None) == Decision::Allow);
         assert!(catch_unwind(AssertUnwindSafe(|| policy.decide(&flow(9)))).is_err());
-        assert_eq!([other.decide(&flow(1)), other.decide_name(question)], [Decision::Deny; 2]);
-        assert_eq!(
-            [other.decide_now(&flow(1)), other.decide_look_up(&flow(1))],
-            [Decision::Deny; 2]
-        );
+        assert!(!allows(&other, 1) && other.decide_name(question) == Decision::Deny);
+        for decided in [other.decide_now(&flow(1)), other.decide_look_up(&flow(1))] {
+            assert!(matches!(decided, Decided::Deny(None)));
+        }
     }
 }

@@ -141,8 +141,8 @@ impl Tcp {
                 accept_for_dns(cx, &pending);
                 continue;
             }
-            if let Err((failure, why)) = self.begin(cx, &pending) {
-                refuse_syn(cx, &pending, failure, why);
+            if let Err(why) = self.begin(cx, &pending) {
+                refuse_syn(cx, &pending, &why);
             }
         }
     }
@@ -166,8 +166,8 @@ impl Tcp {
         while let Some(id) = self.unanswered.pop_front() {
             let Some(flow) = self.flows.get(id) else { continue };
             let Guest::Pending(pending) = flow.guest else { continue };
-            let ends = (flow.guest_addr, flow.peer_addr);
-            cx.refuse_flow(Protocol::Tcp, ends, Refusal::ConnectingLimit);
+            let silent = flow.not_carried((Failure::Silence, Refusal::ConnectingLimit));
+            cx.refuse_flow(Protocol::Tcp, (flow.guest_addr, flow.peer_addr), &silent);
             // It may have been reset meanwhile.
             let _ = cx.stack.tcp_decide(cx.now, pending, Decision::Drop);
             self.remove(id);
@@ -176,7 +176,8 @@ impl Tcp {
     }
 
     /// Enters a flow and watches its socket of the host.
-    fn add(&mut self, cx: &mut Context<'_>, flow: Flow) -> Result<SlotId, (Failure, Refusal)> {
+    fn add(&mut self, cx: &mut Context<'_>, mut flow: Flow) -> Result<SlotId, (Failure, Refusal)> {
+        flow.id = cx.settings.policy.next_flow();
         let id = self.flows.insert(flow);
         let Some(flow) = self.flows.get(id) else {
             return Err((Failure::Silence, Refusal::FlowLimit));
@@ -344,8 +345,8 @@ impl Tcp {
     fn end(&mut self, cx: &mut Context<'_>, id: SlotId, how: Turn) {
         let Some(flow) = self.remove(id) else { return };
         if how == Turn::OverLimit {
-            let ends = (flow.guest_addr, flow.peer_addr);
-            cx.refuse_flow(Protocol::Tcp, ends, Refusal::Allowance);
+            let over = flow.not_carried((Failure::Refused, Refusal::Allowance));
+            cx.refuse_flow(Protocol::Tcp, (flow.guest_addr, flow.peer_addr), &over);
         }
         if let (Turn::Contradicted, Some(first)) = (how, &flow.first_bytes) {
             cx.refuse(Refusal::FirstBytes);
@@ -367,43 +368,27 @@ impl Tcp {
         self.retry_stalled(cx);
     }
 
-    /// Resets the flows that new rules deny.
-    pub(crate) fn end_denied(&mut self, cx: &mut Context<'_>) {
-        let is_denied = |flow: &Flow| {
-            let (guest, peer, host) = (flow.guest_addr, flow.peer_addr, flow.host_addr);
-            !cx.still_allows(Protocol::Tcp, flow.direction, &Endpoints { guest, peer, host })
-        };
-        let denied = self.flows.iter().filter(|(_, flow)| is_denied(flow)).map(|(id, _)| id);
-        for id in denied.collect::<Vec<_>>() {
-            cx.refuse(Refusal::PolicyChanged);
-            let Some(flow) = self.flows.get(id) else { continue };
-            if let Guest::Pending(pending) = flow.guest {
-                decide_failure(cx, pending, flow.peer_addr.is_ipv4(), Failure::Refused);
-            }
-            self.end(cx, id, Turn::Denied);
-        }
+    /// Resets the flows that new rules deny, or to which their bounds leave no place.
+    pub(crate) fn review(&mut self, cx: &mut Context<'_>) {
         for id in self.flows.iter().map(|(id, _)| id).collect::<Vec<_>>() {
-            self.permit_anew(cx, id);
-        }
-    }
-
-    /// Gives a flow of the guest's its place under new rules. Addresses that it has not tried were checked by the old.
-    fn permit_anew(&mut self, cx: &mut Context<'_>, id: SlotId) {
-        let out = self.flows.get_mut(id).filter(|flow| flow.direction == Direction::Out);
-        let Some(flow) = out else { return };
-        (flow.permit, flow.race) = (None, None);
-        let (guest, peer, host) = (flow.guest_addr, flow.peer_addr, flow.host_addr);
-        let ends = Endpoints { guest, peer, host };
-        match cx.permit(Protocol::Tcp, &ends, flow.name.as_deref()) {
-            Ok(permit) => flow.permit = permit,
-            Err((failure, _)) => {
-                if let Guest::Pending(pending) = flow.guest {
-                    decide_failure(cx, pending, peer.is_ipv4(), failure);
+            let Some(flow) = self.flows.get_mut(id) else { continue };
+            let (guest, peer, host) = (flow.guest_addr, flow.peer_addr, flow.host_addr);
+            let ends = Endpoints { guest, peer, host };
+            match cx.review(Protocol::Tcp, flow.direction, &ends, &flow.grant) {
+                Ok(grant) => {
+                    // Addresses that it has not tried were allowed by the old rules.
+                    (flow.grant, flow.race) = (grant, None);
+                    self.queue(id);
                 }
-                self.end(cx, id, Turn::OverLimit);
+                Err(why) => {
+                    if let Guest::Pending(pending) = flow.guest {
+                        decide_failure(cx, pending, peer.is_ipv4(), why.failure);
+                    }
+                    cx.refuse_under_new_rules(Protocol::Tcp, (guest, peer), &why);
+                    self.end(cx, id, Turn::Denied);
+                }
             }
         }
-        self.queue(id);
     }
 
     fn remove(&mut self, id: SlotId) -> Option<Flow> {
@@ -443,8 +428,8 @@ impl Tcp {
             let Some(flow) = self.remove(id) else { continue };
             match flow.guest {
                 Guest::Pending(_) => {
-                    let ends = (flow.guest_addr, flow.peer_addr);
-                    cx.refuse_flow(Protocol::Tcp, ends, Refusal::GivenUp);
+                    let given_up = flow.not_carried((Failure::Silence, Refusal::GivenUp));
+                    cx.refuse_flow(Protocol::Tcp, (flow.guest_addr, flow.peer_addr), &given_up);
                 }
                 _ => Tcp::tell_end(cx, &flow),
             }
@@ -479,12 +464,14 @@ impl Tcp {
 /// A flow without the state of its connections, for which kernel and stack are asked one by one.
 fn stat_of(flow: &Flow, now: Instant) -> FlowStat {
     FlowStat {
+        id: Some(flow.id),
         protocol: Protocol::Tcp,
         direction: flow.direction,
         guest: flow.guest_addr,
         peer: flow.peer_addr,
         host: flow.host_addr,
         name: flow.name.clone(),
+        rule: flow.grant.rule.clone(),
         state: flow.state(),
         bytes_out: flow.bytes_out,
         bytes_in: flow.bytes_in,

@@ -41,7 +41,7 @@ use super::dns::{self, Dns};
 use super::host_socket::{self, Failure};
 use super::poll::Token;
 use super::published_sockets::PublishedSockets;
-use super::{Context, Endpoints, Names, Way};
+use super::{Candidate, Context, Endpoints, NotCarried, Way};
 use crate::policy::Protocol;
 use crate::stat::{Direction, FlowStat, Refusal};
 use first_bytes::FirstBytes;
@@ -189,31 +189,33 @@ impl Udp {
     }
 
     /// Begins a flow of the guest's.
-    fn begin(&mut self, cx: &mut Context<'_>, key: Key) -> Result<SlotId, (Failure, Refusal)> {
+    fn begin(&mut self, cx: &mut Context<'_>, key: Key) -> Result<SlotId, NotCarried> {
         let (from, to) = key;
         if !cx.settings.carries.udp {
-            return Err((Failure::Silence, Refusal::Forbidden));
+            return Err((Failure::Silence, Refusal::Forbidden).into());
         }
-        let (leads_to, names) = match cx.way(Protocol::Udp, from, to) {
-            Way::To(candidates, names) => {
-                (host_socket::first_with_route(&candidates, &cx.settings.outbound), names)
-            }
+        let (candidates, names) = match cx.way(Protocol::Udp, from, to) {
+            Way::To(candidates, names) => (candidates, names),
             Way::LookUp(name) => {
                 // The guest's program sends again.
                 cx.wanted.push(name);
-                return Err((Failure::Silence, Refusal::NameFailed));
+                return Err((Failure::Silence, Refusal::NameFailed).into());
             }
-            Way::Undecided => return Err((Failure::Silence, Refusal::Undecided)),
+            Way::Undecided => return Err((Failure::Silence, Refusal::Undecided).into()),
             // Only connections pass through a proxy.
-            Way::Through(..) => return Err((Failure::Prohibited, Refusal::Upstream)),
-            Way::Refused(failure, why) => return Err((failure, why)),
+            Way::Through(..) => return Err((Failure::Prohibited, Refusal::Upstream).into()),
+            Way::Refused(why) => return Err(why),
         };
-        let leads_to = leads_to.ok_or((Failure::NoRoute, Refusal::Unreachable))?;
+        let found = host_socket::first_with_route(candidates, &cx.settings.outbound);
+        let no_route = (Failure::NoRoute, Refusal::Unreachable);
+        let Candidate { to: leads_to, mut grant } = found.ok_or(no_route)?;
+        grant.enter(Protocol::Udp, [])?;
+        let host = self
+            .host_socket(cx, from, leads_to)
+            .map_err(|errno| NotCarried::from(host_socket::failure_of(errno)).by(&grant))?;
         let ends = Endpoints { guest: from, peer: to, host: leads_to };
-        let permit = cx.permit(Protocol::Udp, &ends, names.as_ref().and_then(Names::first))?;
-        let host = self.host_socket(cx, from, leads_to).map_err(host_socket::failure_of)?;
         let mut flow = Flow::new(host, Direction::Out, ends, cx.now);
-        flow.permit = permit;
+        flow.grant = grant;
         flow.is_dns = cx.settings.mapping.is_dns(to);
         if let Some(names) = names {
             let expected = names.expected(to.port(), cx.settings.encrypted_hello);
@@ -292,7 +294,8 @@ impl Udp {
     }
 
     /// Adds a flow; another one may have to give way.
-    fn add(&mut self, cx: &mut Context<'_>, flow: Flow) -> SlotId {
+    fn add(&mut self, cx: &mut Context<'_>, mut flow: Flow) -> SlotId {
+        flow.id = cx.settings.policy.next_flow();
         let most = cx.settings.limits.udp_flows;
         if let Some(id) = self.flows.victim(flow.class(), most, cx.now) {
             cx.refuse(Refusal::Displaced);
@@ -317,34 +320,19 @@ impl Udp {
         }
     }
 
-    /// Ends the flows that new rules deny.
-    pub(crate) fn end_denied(&mut self, cx: &mut Context<'_>) {
-        let is_denied = |flow: &Flow| {
+    /// Ends the flows that new rules deny, or to which their bounds leave no place.
+    pub(crate) fn review(&mut self, cx: &mut Context<'_>) {
+        for id in self.flows.iter().map(|(id, _)| id).collect::<Vec<_>>() {
+            let Some(flow) = self.flows.get_mut(id) else { continue };
             let ends = Endpoints { guest: flow.guest, peer: flow.peer, host: flow.host_addr };
             // A host that wrote to a port of the guest's own is one that the guest may write to.
             let direction = if flow.is_of_client() { Direction::In } else { Direction::Out };
-            !cx.still_allows(Protocol::Udp, direction, &ends)
-        };
-        let denied = self.flows.iter().filter(|(_, flow)| is_denied(flow)).map(|(id, _)| id);
-        for id in denied.collect::<Vec<_>>() {
-            cx.refuse(Refusal::PolicyChanged);
-            self.remove(cx, id);
-        }
-        for id in self.flows.iter().map(|(id, _)| id).collect::<Vec<_>>() {
-            self.permit_anew(cx, id);
-        }
-    }
-
-    /// Gives a flow of the guest's its place under new rules.
-    fn permit_anew(&mut self, cx: &mut Context<'_>, id: SlotId) {
-        let Some(flow) = self.flows.get_mut(id).filter(|flow| !flow.is_of_client()) else { return };
-        flow.permit = None;
-        let ends = Endpoints { guest: flow.guest, peer: flow.peer, host: flow.host_addr };
-        match cx.permit(Protocol::Udp, &ends, flow.name.as_deref()) {
-            Ok(permit) => flow.permit = permit,
-            Err((_, why)) => {
-                cx.refuse_flow(Protocol::Udp, (ends.guest, ends.peer), why);
-                self.remove(cx, id);
+            match cx.review(Protocol::Udp, direction, &ends, &flow.grant) {
+                Ok(grant) => flow.grant = grant,
+                Err(why) => {
+                    cx.refuse_under_new_rules(Protocol::Udp, (ends.guest, ends.peer), &why);
+                    self.remove(cx, id);
+                }
             }
         }
     }
@@ -411,7 +399,7 @@ impl Udp {
 /// Sends datagrams, or runs of them with the length of each, to the guest.
 fn deliver<'a>(cx: &mut Context<'_>, socket: SlotId, flow: &mut Flow, runs: &[Run<'a>]) {
     let whole = runs.iter().map(|(bytes, _)| bytes.len()).sum();
-    if !flow.may_pass(whole, cx.now) {
+    if !flow.grant.may_pass(cx.now, whole) {
         let lost = runs.iter().map(|(bytes, each)| flow::count_of(bytes.len(), *each) as u64);
         return cx.totals.refusals.add(Refusal::Allowance, lost.sum());
     }
@@ -447,12 +435,14 @@ fn deliver<'a>(cx: &mut Context<'_>, socket: SlotId, flow: &mut Flow, runs: &[Ru
 
 fn stat_of(flow: &Flow, now: Instant) -> FlowStat {
     FlowStat {
+        id: Some(flow.id),
         protocol: Protocol::Udp,
         direction: flow.direction,
         guest: flow.guest,
         peer: flow.peer,
         host: flow.host_addr,
         name: flow.name.clone(),
+        rule: flow.grant.rule.clone(),
         state: "open",
         bytes_out: flow.bytes_out,
         bytes_in: flow.bytes_in,

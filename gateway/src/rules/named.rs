@@ -1,9 +1,23 @@
 //! Which names of an address have allowed it, where names have their real addresses.
 
-use super::{Destination, Rules};
-use crate::policy::NewFlow;
+use super::{Destination, Rules, Verdict};
+use crate::policy::{Decision, NewFlow, Ruling};
 
 impl Rules {
+    /// The ruling that a verdict on a flow is.
+    pub fn ruling(&self, flow: &NewFlow<'_>, verdict: Verdict<'_>) -> Ruling {
+        let rule = Some(verdict.text());
+        match verdict.denial {
+            Some(_) => Ruling { rule, ..Decision::Deny.into() },
+            None => Ruling {
+                rule,
+                allowance: verdict.allowance().cloned(),
+                names: self.allowed_names(flow),
+                decision: Decision::Allow,
+            },
+        }
+    }
+
     /// The names of a flow's address by which the rules allow it, if its address alone is not allowed.
     pub fn allowed_names(&self, flow: &NewFlow<'_>) -> Option<Vec<String>> {
         let is_allowed_as = |names: &[String]| {

@@ -53,7 +53,7 @@ pub(super) struct Flow {
 }
 
 impl Flow {
-    pub(super) fn of(flow: &FlowStat, id: u64, rule: Option<Arc<str>>) -> Flow {
+    pub(super) fn of(flow: &FlowStat, id: u64) -> Flow {
         Flow {
             id,
             protocol: flow.protocol,
@@ -62,7 +62,7 @@ impl Flow {
             peer: flow.peer,
             host: flow.host,
             name: flow.name.clone(),
-            rule,
+            rule: flow.rule.clone(),
             bytes: [flow.bytes_out, flow.bytes_in],
             seconds: flow.age.as_secs_f64(),
         }

@@ -262,12 +262,14 @@ impl Flow {
     /// A snapshot.
     pub(super) fn stat(&self, now: Instant) -> FlowStat {
         FlowStat {
+            id: None,
             protocol: Protocol::Udp,
             direction: Direction::Out,
             guest: self.guest,
             peer: self.peer,
             host: self.first,
             name: None,
+            rule: None,
             state: "open",
             bytes_out: self.bytes_out,
             bytes_in: self.bytes_in,

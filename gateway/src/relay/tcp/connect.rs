@@ -1,17 +1,17 @@
 //! From a guest's SYN to the connection: the way, the connect to the host or to one of a name's addresses, the tunnel
 //! through a proxy, and the answer to the SYN.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 
 use fulmar_stack::base::SlotId;
 use fulmar_stack::ip::SentError;
 use fulmar_stack::shard::{Decision, Pending, PendingId};
 use nix::sys::epoll::EpollFlags;
+use smallvec::smallvec;
 
 use super::super::host_socket::{self, Begun, Failure};
 use super::super::poll::Token;
-use super::super::{Candidates, Context, Endpoints, Names, Way, canonical};
+use super::super::{Candidate, Candidates, Context, Endpoints, Grant, NotCarried, Way, canonical};
 use super::Tcp;
 use super::first_bytes::FirstBytes;
 use super::flow::{Flow, Guest, Side};
@@ -22,42 +22,38 @@ use crate::stat::{Direction, Refusal};
 
 impl Tcp {
     /// Begins the connection to the host that a SYN asks for.
-    pub(super) fn begin(
-        &mut self,
-        cx: &mut Context<'_>,
-        syn: &Pending,
-    ) -> Result<(), (Failure, Refusal)> {
+    pub(super) fn begin(&mut self, cx: &mut Context<'_>, syn: &Pending) -> Result<(), NotCarried> {
         let (from, to) = (syn.remote, canonical(syn.local));
         if !cx.settings.carries.tcp {
-            return Err((Failure::Refused, Refusal::Forbidden));
+            return Err((Failure::Refused, Refusal::Forbidden).into());
         }
         if self.is_full(cx, Direction::Out) {
-            return Err((Failure::Silence, Refusal::FlowLimit));
+            return Err((Failure::Silence, Refusal::FlowLimit).into());
         }
         let (mut candidates, names, tunnel) = match cx.way(Protocol::Tcp, from, to) {
             Way::To(candidates, names) => (candidates, names, None),
-            Way::Through(target, names) => {
+            Way::Through(target, grant, names) => {
                 let Some(upstream) = &cx.settings.upstream else {
-                    return Err((Failure::Refused, Refusal::Upstream));
+                    return Err((Failure::Refused, Refusal::Upstream).into());
                 };
                 let tunnel = Tunnel::new(upstream, target);
-                (Candidates::from_elem(upstream.address, 1), names, Some(tunnel))
+                (smallvec![Candidate { to: upstream.address, grant }], names, Some(tunnel))
             }
             Way::LookUp(name) => return self.await_name(cx, name, syn),
             Way::Undecided => return self.undecided.add(cx.now, *syn),
-            Way::Refused(failure, why) => return Err((failure, why)),
+            Way::Refused(why) => return Err(why),
         };
         if self.connecting >= cx.settings.limits.connecting {
             self.displace_unanswered(cx);
         }
-        let (begun, leads_to) = begin_with_first(cx, &mut candidates)?;
+        candidates.reverse();
+        let (begun, Candidate { to: leads_to, grant }) = begin_with_first(cx, &mut candidates)?;
         let ends = Endpoints { guest: from, peer: to, host: leads_to };
-        let permit = cx.permit(Protocol::Tcp, &ends, names.as_ref().and_then(Names::first))?;
         let guest = Guest::Pending(syn.id);
         let mut flow = Flow::new(guest, begun.stream, Direction::Out, ends, cx.now);
-        flow.race = Race::new(&candidates);
+        flow.race = Race::new(candidates);
         flow.tunnel = tunnel;
-        flow.permit = permit;
+        flow.grant = grant;
         if let Some(names) = names {
             let expected = names.expected(to.port(), cx.settings.encrypted_hello);
             flow.first_bytes = Some(FirstBytes::new(expected));
@@ -82,9 +78,9 @@ impl Tcp {
         cx: &mut Context<'_>,
         name: Arc<str>,
         syn: &Pending,
-    ) -> Result<(), (Failure, Refusal)> {
+    ) -> Result<(), NotCarried> {
         if self.awaited >= cx.settings.limits.connecting {
-            return Err((Failure::Silence, Refusal::ConnectingLimit));
+            return Err((Failure::Silence, Refusal::ConnectingLimit).into());
         }
         self.awaited += 1;
         self.awaiting.entry(Arc::clone(&name)).or_default().push(*syn);
@@ -99,10 +95,10 @@ impl Tcp {
         for syn in waiting {
             let begun = match cx.settings.names.known(name, cx.now) {
                 Some(_) => self.begin(cx, &syn),
-                None => Err((Failure::NoHost, Refusal::NameFailed)),
+                None => Err((Failure::NoHost, Refusal::NameFailed).into()),
             };
-            if let Err((failure, why)) = begun {
-                refuse_syn(cx, &syn, failure, why);
+            if let Err(why) = begun {
+                refuse_syn(cx, &syn, &why);
             }
         }
     }
@@ -112,15 +108,13 @@ impl Tcp {
         // An attempt beside the first has a descriptor, too: all attempts stay within the limit of connecting flows.
         let has_place = self.connecting * race::MOST_ATTEMPTS <= cx.settings.limits.connecting;
         while let Some(id) = self.delays.pop(cx.now) {
-            let Some(race) = self.flows.get_mut(id).and_then(|flow| flow.race.as_mut()) else {
-                continue;
-            };
-            while has_place && let Some(to) = race.next() {
-                let Ok(begun) = host_socket::begin_connection(to, &cx.settings.outbound) else {
-                    continue;
-                };
+            let Some(flow) = self.flows.get_mut(id) else { continue };
+            let Some(race) = flow.race.as_mut() else { continue };
+            while has_place && let Some(mut next) = race.next() {
+                let grants = race.grants().chain([&flow.grant]);
+                let Ok(begun) = begin_attempt(cx, &mut next, grants) else { continue };
                 if cx.poll.add_edges(&begun.stream, Token::Tcp(id)).is_ok() {
-                    race.add(begun.stream, to);
+                    race.add(begun.stream, next);
                     break;
                 }
             }
@@ -131,20 +125,30 @@ impl Tcp {
     }
 
     /// Takes the attempt of a race that has connected; begins the next one where all have failed. `None`: it goes on.
-    pub(super) fn settle_race(&mut self, cx: &mut Context<'_>, id: SlotId) -> Option<Standing> {
+    ///
+    /// # Errors
+    /// No attempt is left.
+    pub(super) fn settle_race(
+        &mut self,
+        cx: &mut Context<'_>,
+        id: SlotId,
+    ) -> Option<Result<(), NotCarried>> {
         let flow = self.flows.get_mut(id)?;
         let race = flow.race.as_mut()?;
-        let mut standing = race.settle(&mut flow.host, &mut flow.host_addr);
-        while let Standing::Failed(_) = standing
-            && let Some(to) = race.next()
-        {
-            match host_socket::begin_connection(to, &cx.settings.outbound) {
-                Err(errno) => standing = Standing::Failed(errno),
+        let mut standing = race.settle(&mut (&mut flow.host, &mut flow.host_addr, &mut flow.grant));
+        let mut failed = None;
+        while let Standing::Failed(errno) = standing {
+            let failure = || NotCarried::from(host_socket::failure_of(errno)).by(&flow.grant);
+            failed.get_or_insert_with(failure);
+            let Some(mut next) = race.next() else { break };
+            match begin_attempt(cx, &mut next, [&flow.grant]) {
+                Err(why) => failed = Some(why),
                 Ok(begun) => {
                     if cx.poll.add_edges(&begun.stream, Token::Tcp(id)).is_ok() {
-                        (flow.host, flow.host_addr) = (begun.stream, to);
                         standing =
                             if begun.is_connected { Standing::Connected } else { Standing::Waits };
+                        (flow.host, flow.host_addr) = (begun.stream, next.to);
+                        flow.grant = next.grant;
                     }
                 }
             }
@@ -155,11 +159,13 @@ impl Tcp {
         if is_connected {
             flow.host_side.readable = cx.poll.repeat_edges(&flow.host, Token::Tcp(id)).is_err();
         }
-        if standing == Standing::Waits {
-            return None;
-        }
+        let outcome = match (standing, failed) {
+            (Standing::Waits, _) => return None,
+            (Standing::Failed(_), Some(why)) => Err(why),
+            _ => Ok(()),
+        };
         flow.race = None;
-        Some(standing)
+        Some(outcome)
     }
 
     /// The connect to the host has succeeded or failed.
@@ -171,7 +177,6 @@ impl Tcp {
         flags: EpollFlags,
     ) {
         let Some(flow) = self.flows.get(id) else { return };
-        let is_v4 = flow.peer_addr.is_ipv4();
         // A connection that failed shows EPOLLERR.
         let has_failed = flags.intersects(EpollFlags::EPOLLERR | EpollFlags::EPOLLHUP);
         let outcome = if has_failed { host_socket::outcome(&flow.host) } else { Ok(()) };
@@ -179,11 +184,8 @@ impl Tcp {
             Ok(()) if flow.host_side.writable => self.established(cx, id, pending),
             Ok(()) => {}
             Err(errno) => {
-                let (failure, why) = host_socket::failure_of(errno);
-                let ends = (flow.guest_addr, flow.peer_addr);
-                cx.refuse_flow(Protocol::Tcp, ends, why);
-                decide_failure(cx, pending, is_v4, failure);
-                self.remove(id);
+                let why = flow.not_carried(host_socket::failure_of(errno));
+                self.give_up(cx, id, pending, &why);
             }
         }
     }
@@ -194,14 +196,19 @@ impl Tcp {
         cx: &mut Context<'_>,
         id: SlotId,
         pending: PendingId,
-        how: Standing,
+        outcome: Result<(), NotCarried>,
     ) {
-        let Some(flow) = self.flows.get(id) else { return };
-        let Standing::Failed(errno) = how else { return self.established(cx, id, pending) };
-        let (failure, why) = host_socket::failure_of(errno);
+        match outcome {
+            Ok(()) => self.established(cx, id, pending),
+            Err(why) => self.give_up(cx, id, pending, &why),
+        }
+    }
+
+    /// Refuses the SYN of a flow that has begun, and removes the flow.
+    fn give_up(&mut self, cx: &mut Context<'_>, id: SlotId, pending: PendingId, why: &NotCarried) {
+        let Some(flow) = self.remove(id) else { return };
         cx.refuse_flow(Protocol::Tcp, (flow.guest_addr, flow.peer_addr), why);
-        decide_failure(cx, pending, flow.peer_addr.is_ipv4(), failure);
-        self.remove(id);
+        decide_failure(cx, pending, flow.peer_addr.is_ipv4(), why.failure);
     }
 
     /// The host's socket is connected; where that is to a proxy, the tunnel is opened next.
@@ -215,11 +222,8 @@ impl Tcp {
                 self.host_connected(cx, id, pending);
             }
             Stands::Refused => {
-                let is_v4 = flow.peer_addr.is_ipv4();
-                let ends = (flow.guest_addr, flow.peer_addr);
-                cx.refuse_flow(Protocol::Tcp, ends, Refusal::Upstream);
-                decide_failure(cx, pending, is_v4, Failure::Refused);
-                self.remove(id);
+                let why = flow.not_carried((Failure::Refused, Refusal::Upstream));
+                self.give_up(cx, id, pending, &why);
             }
         }
     }
@@ -227,14 +231,10 @@ impl Tcp {
     fn host_connected(&mut self, cx: &mut Context<'_>, id: SlotId, pending: PendingId) {
         let decided = cx.stack.tcp_decide(cx.now, pending, Decision::Accept);
         let Ok(Some(socket)) = decided else {
-            if let Some(flow) = self.flows.get(id) {
-                let ends = (flow.guest_addr, flow.peer_addr);
-                cx.refuse_flow(Protocol::Tcp, ends, Refusal::GivenUp);
-            }
+            let Some(flow) = self.flows.get(id) else { return };
             // Where it is still pending its repeated SYN would be absorbed.
-            let _ = cx.stack.tcp_decide(cx.now, pending, Decision::Drop);
-            self.remove(id);
-            return;
+            let why = flow.not_carried((Failure::Silence, Refusal::GivenUp));
+            return self.give_up(cx, id, pending, &why);
         };
         self.connecting = self.connecting.saturating_sub(1);
         if let Some(flow) = self.flows.get_mut(id) {
@@ -261,27 +261,37 @@ pub(super) fn accept_for_dns(cx: &mut Context<'_>, syn: &Pending) {
     }
 }
 
-/// Begins a connection to the first address to which one can begin; the others that remain come after it.
+/// Begins a connection to an address, within the bounds of its rule. `others`: by what other attempts of the flow are
+/// allowed.
+fn begin_attempt<'a>(
+    cx: &Context<'_>,
+    to: &mut Candidate,
+    others: impl IntoIterator<Item = &'a Grant>,
+) -> Result<Begun, NotCarried> {
+    to.grant.enter(Protocol::Tcp, others)?;
+    let failed = |errno| NotCarried::from(host_socket::failure_of(errno)).by(&to.grant);
+    host_socket::begin_connection(to.to, &cx.settings.outbound).map_err(failed)
+}
+
+/// Takes the last address to which a connection can begin, and begins it.
 fn begin_with_first(
     cx: &Context<'_>,
     candidates: &mut Candidates,
-) -> Result<(Begun, SocketAddr), (Failure, Refusal)> {
-    loop {
-        let Some(first) = candidates.first().copied() else {
-            return Err((Failure::NoHost, Refusal::Unreachable));
-        };
-        match host_socket::begin_connection(first, &cx.settings.outbound) {
-            Ok(begun) => return Ok((begun, first)),
-            Err(errno) if candidates.len() == 1 => return Err(host_socket::failure_of(errno)),
-            Err(_) => drop(candidates.remove(0)),
+) -> Result<(Begun, Candidate), NotCarried> {
+    let mut failed = (Failure::NoHost, Refusal::Unreachable).into();
+    while let Some(mut next) = candidates.pop() {
+        match begin_attempt(cx, &mut next, []) {
+            Ok(begun) => return Ok((begun, next)),
+            Err(why) => failed = why,
         }
     }
+    Err(failed)
 }
 
 /// Refuses a SYN of the guest.
-pub(super) fn refuse_syn(cx: &mut Context<'_>, syn: &Pending, failure: Failure, why: Refusal) {
+pub(super) fn refuse_syn(cx: &mut Context<'_>, syn: &Pending, why: &NotCarried) {
     cx.refuse_flow(Protocol::Tcp, (syn.remote, canonical(syn.local)), why);
-    decide_failure(cx, syn.id, syn.local.is_ipv4(), failure);
+    decide_failure(cx, syn.id, syn.local.is_ipv4(), why.failure);
 }
 
 /// Answers the guest's SYN after a failure.

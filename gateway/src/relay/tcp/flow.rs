@@ -21,15 +21,15 @@ use fulmar_stack::tcp::Keepalive;
 use nix::sys::socket::{MsgFlags, sendmsg};
 use smallvec::SmallVec;
 
-use super::super::host_socket::{self, StreamError};
+use super::super::host_socket::{self, Failure, StreamError};
 use super::super::streams::Stream;
-use super::super::{Context, Endpoints};
+use super::super::{Context, Endpoints, Grant, NotCarried};
 use super::first_bytes::{FirstBytes, May};
 use super::race::Race;
 use super::tunnel::Tunnel;
-use crate::allowance::{self, Permit};
+use crate::allowance;
 use crate::published::PublishedPort;
-use crate::stat::Direction;
+use crate::stat::{Direction, Refusal};
 
 /// Bytes that a flow moves in each direction before it is another's turn.
 const TURN_BYTES: usize = 256 << 10;
@@ -70,6 +70,8 @@ pub(super) struct Side {
 
 /// A flow.
 pub(super) struct Flow {
+    /// Its number, since it was added.
+    pub id: u64,
     pub guest: Guest,
     pub host: TcpStream,
     pub direction: Direction,
@@ -89,8 +91,8 @@ pub(super) struct Flow {
     pub race: Option<Box<Race>>,
     /// The tunnel through a proxy, while it is opened.
     pub tunnel: Option<Box<Tunnel>>,
-    /// Its place among the flows with which it shares bounds.
-    pub permit: Option<Permit>,
+    /// By what it is allowed.
+    pub grant: Grant,
     /// When it may move bytes again.
     waits_until: Option<Instant>,
     /// It is among those that wait for bytes of their rate.
@@ -153,6 +155,7 @@ impl Flow {
         now: Instant,
     ) -> Flow {
         Flow {
+            id: 0,
             guest,
             host,
             direction,
@@ -164,7 +167,7 @@ impl Flow {
             kept_bytes: 0,
             race: None,
             tunnel: None,
-            permit: None,
+            grant: Grant::default(),
             waits_until: None,
             is_paced: false,
             port: None,
@@ -179,6 +182,11 @@ impl Flow {
             began: now,
             moved: now,
         }
+    }
+
+    /// Why it is not carried on.
+    pub(super) fn not_carried(&self, why: (Failure, Refusal)) -> NotCarried {
+        NotCarried::from(why).by(&self.grant)
     }
 
     /// The socket of the shard, if there is one.
@@ -292,7 +300,7 @@ impl Flow {
 
     /// How many of `wanted` bytes its bounds let move now; with none it waits.
     fn budget(&mut self, now: Instant, wanted: usize) -> Result<usize, Turn> {
-        match self.permit.as_ref().map(|permit| permit.may_move(now, wanted)) {
+        match self.grant.permit.as_ref().map(|permit| permit.may_move(now, wanted)) {
             None => Ok(wanted),
             Some(allowance::May::Move(bytes)) => Ok(bytes),
             Some(allowance::May::Wait(at)) => {
@@ -304,7 +312,7 @@ impl Flow {
     }
 
     fn count_moved(&self, bytes: usize) {
-        if let Some(permit) = &self.permit {
+        if let Some(permit) = &self.grant.permit {
             permit.moved(bytes);
         }
     }

@@ -8,7 +8,7 @@ use fulmar_stack::base::{Duration, Instant, SlotId};
 use nix::errno::Errno;
 use smallvec::SmallVec;
 
-use super::super::{Candidates, host_socket};
+use super::super::{Candidate, Candidates, Grant, host_socket};
 
 /// The connection attempt delay (RFC 8305 section 5).
 pub(super) const DELAY: Duration = Duration::from_millis(250);
@@ -20,7 +20,15 @@ const MOST_RIVALS: usize = MOST_ATTEMPTS - 1;
 pub(super) struct Race {
     /// In reverse order.
     left: Candidates,
-    rivals: SmallVec<[(TcpStream, SocketAddr); 1]>,
+    rivals: SmallVec<[(TcpStream, Candidate); 1]>,
+}
+
+/// The attempt that a flow has as its own: the socket, the address, and by what it is allowed.
+pub(super) type Own<'a> = (&'a mut TcpStream, &'a mut SocketAddr, &'a mut Grant);
+
+/// Makes an attempt the flow's own.
+fn replace(own: &mut Own<'_>, stream: TcpStream, of: Candidate) {
+    (*own.0, *own.1, *own.2) = (stream, of.to, of.grant);
 }
 
 /// How an attempt stands.
@@ -41,25 +49,29 @@ fn standing(stream: &TcpStream) -> Standing {
 }
 
 impl Race {
-    /// For the addresses behind the first. `None`: there are none.
-    pub(super) fn new(candidates: &[SocketAddr]) -> Option<Box<Race>> {
-        let left: Candidates = candidates.iter().skip(1).rev().copied().collect();
+    /// For the addresses after the first, in reverse order. `None`: there are none.
+    pub(super) fn new(left: Candidates) -> Option<Box<Race>> {
         (!left.is_empty()).then(|| Box::new(Race { left, rivals: SmallVec::new() }))
     }
 
     /// The next address to try, if another attempt may be under way.
-    pub(super) fn next(&mut self) -> Option<SocketAddr> {
+    pub(super) fn next(&mut self) -> Option<Candidate> {
         if self.rivals.len() < MOST_RIVALS { self.left.pop() } else { None }
     }
 
-    pub(super) fn add(&mut self, stream: TcpStream, to: SocketAddr) {
-        self.rivals.push((stream, to));
+    /// By what the attempts beside the flow's own are allowed.
+    pub(super) fn grants(&self) -> impl Iterator<Item = &Grant> {
+        self.rivals.iter().map(|(_, of)| &of.grant)
+    }
+
+    pub(super) fn add(&mut self, stream: TcpStream, of: Candidate) {
+        self.rivals.push((stream, of));
     }
 
     /// How the race stands. The flow's own socket becomes the one that has connected, or where it has failed one that
     /// still waits.
-    pub(super) fn settle(&mut self, own: &mut TcpStream, address: &mut SocketAddr) -> Standing {
-        let of_own = standing(own);
+    pub(super) fn settle(&mut self, own: &mut Own<'_>) -> Standing {
+        let of_own = standing(own.0);
         if of_own == Standing::Connected {
             return of_own;
         }
@@ -67,7 +79,8 @@ impl Race {
         while let Some((stream, _)) = self.rivals.get(at) {
             match standing(stream) {
                 Standing::Connected => {
-                    (*own, *address) = self.rivals.remove(at);
+                    let (stream, of) = self.rivals.remove(at);
+                    replace(own, stream, of);
                     return Standing::Connected;
                 }
                 Standing::Failed(_) => drop(self.rivals.remove(at)),
@@ -75,8 +88,8 @@ impl Race {
             }
         }
         match (of_own, self.rivals.pop()) {
-            (Standing::Failed(_), Some(rival)) => {
-                (*own, *address) = rival;
+            (Standing::Failed(_), Some((stream, of))) => {
+                replace(own, stream, of);
                 Standing::Waits
             }
             (_, rival) => {
@@ -155,8 +168,12 @@ mod tests {
         (stream, to)
     }
 
+    fn candidate(to: SocketAddr, rule: &str) -> Candidate {
+        Candidate { to, grant: Grant { rule: Some(rule.into()), ..Grant::default() } }
+    }
+
     /// A race over these rivals.
-    fn race(rivals: Vec<(TcpStream, SocketAddr)>) -> Race {
+    fn race(rivals: Vec<(TcpStream, Candidate)>) -> Race {
         Race { left: Candidates::new(), rivals: rivals.into_iter().collect() }
     }
 
@@ -164,22 +181,25 @@ mod tests {
     fn a_rival_that_connects_takes_the_place_of_a_silent_attempt() {
         let (_full, _filling, silent) = silent();
         let (_listener, winner, at) = connected();
-        let (mut own, mut address) = (begin(silent), silent);
+        let (mut own, mut address, mut grant) = (begin(silent), silent, Grant::default());
         assert_eq!(standing(&own), Standing::Waits);
-        let mut race = race(vec![(begin(silent), silent), (winner, at)]);
-        assert_eq!(race.settle(&mut own, &mut address), Standing::Connected);
+        let rival = (begin(silent), candidate(silent, "a"));
+        let mut race = race(vec![rival, (winner, candidate(at, "b"))]);
+        let settled = race.settle(&mut (&mut own, &mut address, &mut grant));
+        assert_eq!(settled, Standing::Connected);
         assert_eq!((address, own.peer_addr().unwrap()), (at, at));
+        assert_eq!(grant.rule.as_deref(), Some("b"), "the rule is that of its address");
     }
 
     #[test]
     fn a_failed_attempt_gives_way_to_one_that_waits_and_the_last_failure_is_told() {
         let (_full, _filling, silent) = silent();
+        let ((mut own, mut address), mut grant) = (failed(), Grant::default());
+        let mut with_rival = race(vec![(begin(silent), candidate(silent, "a"))]);
+        let how = with_rival.settle(&mut (&mut own, &mut address, &mut grant));
+        assert_eq!((how, address), (Standing::Waits, silent));
         let (mut own, mut address) = failed();
-        let mut with_rival = race(vec![(begin(silent), silent)]);
-        assert_eq!(with_rival.settle(&mut own, &mut address), Standing::Waits);
-        assert_eq!(address, silent);
-        let (mut own, mut address) = failed();
-        let how = race(Vec::new()).settle(&mut own, &mut address);
+        let how = race(Vec::new()).settle(&mut (&mut own, &mut address, &mut grant));
         assert_eq!(how, Standing::Failed(Errno::ECONNRESET));
     }
 

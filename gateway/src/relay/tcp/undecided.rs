@@ -6,8 +6,8 @@
 use fulmar_stack::base::{Duration, Instant};
 use fulmar_stack::shard::Pending;
 
-use super::super::Context;
 use super::super::host_socket::Failure;
+use super::super::{Context, NotCarried};
 use super::Tcp;
 use super::connect::refuse_syn;
 use crate::stat::Refusal;
@@ -35,9 +35,9 @@ impl<S> Default for Undecided<S> {
 }
 
 impl<S> Undecided<S> {
-    pub(super) fn add(&mut self, now: Instant, syn: S) -> Result<(), (Failure, Refusal)> {
+    pub(super) fn add(&mut self, now: Instant, syn: S) -> Result<(), NotCarried> {
         if self.waiting.len() >= MOST_UNDECIDED {
-            return Err((Failure::Silence, Refusal::Undecided));
+            return Err((Failure::Silence, Refusal::Undecided).into());
         }
         self.waiting.push((now, syn));
         self.again_at.get_or_insert(now + AGAIN);
@@ -72,12 +72,12 @@ impl Tcp {
     pub(crate) fn decide_again(&mut self, cx: &mut Context<'_>) {
         let (late, others) = self.undecided.take(cx.now);
         for (_, syn) in late {
-            refuse_syn(cx, &syn, Failure::Refused, Refusal::Undecided);
+            refuse_syn(cx, &syn, &(Failure::Refused, Refusal::Undecided).into());
         }
         for (since, syn) in others {
             let count = self.undecided.waiting.len();
-            if let Err((failure, why)) = self.begin(cx, &syn) {
-                refuse_syn(cx, &syn, failure, why);
+            if let Err(why) = self.begin(cx, &syn) {
+                refuse_syn(cx, &syn, &why);
             }
             self.undecided.keep_time(count, since);
         }

@@ -12,10 +12,9 @@ use nix::errno::Errno;
 use nix::sys::socket::{ControlMessage, MsgFlags, SockaddrStorage, sendmsg};
 use smallvec::SmallVec;
 
-use super::super::{Endpoints, host_socket};
+use super::super::{Endpoints, Grant, host_socket};
 use super::first_bytes::FirstBytes;
 use super::table::{Class, HostKey};
-use crate::allowance::Permit;
 use crate::stat::Direction;
 
 /// Idle time-out of a flow with one datagram or none in one of the directions (RFC 4787 REQ-5: at least 2 min).
@@ -71,6 +70,8 @@ impl Sent {
 
 /// A flow.
 pub(super) struct Flow {
+    /// Its number, since it was added.
+    pub id: u64,
     pub host: HostSocket,
     pub direction: Direction,
     pub guest: SocketAddr,
@@ -82,8 +83,8 @@ pub(super) struct Flow {
     pub name: Option<Arc<str>>,
     /// The reader of the guest's datagrams to a name.
     pub first_bytes: Option<Box<FirstBytes>>,
-    /// Its place among the flows with which it shares bounds.
-    pub permit: Option<Permit>,
+    /// By what it is allowed.
+    pub grant: Grant,
     /// The guest asks a DNS server by it: the answers tell the policy names.
     pub is_dns: bool,
     /// The host's path takes runs (UDP_SEGMENT) of datagrams below this length; bytes.
@@ -109,6 +110,7 @@ impl Flow {
         now: Instant,
     ) -> Flow {
         Flow {
+            id: 0,
             host,
             direction,
             guest,
@@ -116,7 +118,7 @@ impl Flow {
             host_addr,
             name: None,
             first_bytes: None,
-            permit: None,
+            grant: Grant::default(),
             is_dns: false,
             gso_limit: u16::MAX,
             datagrams_out: 0,
@@ -167,11 +169,6 @@ impl Flow {
                 () if self.is_published() => PUBLISHED_TIMEOUT,
                 () => TIMEOUT,
             }
-    }
-
-    /// Whether its bounds let a payload pass now, which is counted then.
-    pub(super) fn may_pass(&self, bytes: usize, now: Instant) -> bool {
-        self.permit.as_ref().is_none_or(|permit| permit.may_pass(now, bytes))
     }
 
     /// Counts datagrams to the guest.

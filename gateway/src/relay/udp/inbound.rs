@@ -8,7 +8,7 @@ use fulmar_stack::base::{SlotId, Stage};
 
 use super::super::datagrams::{Batch, Received};
 use super::super::host_socket::DatagramError;
-use super::super::{Context, Endpoints, Names, canonical};
+use super::super::{Context, Endpoints, canonical};
 use super::first_bytes::FirstBytes;
 use super::flow::{Flow, HostSocket, STREAM_TIMEOUT};
 use super::{Run, Udp, deliver};
@@ -79,16 +79,13 @@ impl Udp {
         if !is_named || !is_used || self.flows.find((guest, seen)).is_some() {
             return None;
         }
-        if !cx.allows(Protocol::Udp, guest, seen, from) {
-            return None;
-        }
+        let (mut grant, names) = cx.decide_now(Protocol::Udp, guest, seen, from).grant()?;
+        grant.enter(Protocol::Udp, []).ok()?;
         let ends = Endpoints { guest, peer: seen, host: from };
-        let names = cx.names_at(Protocol::Udp, guest, seen, from);
-        let permit = cx.permit(Protocol::Udp, &ends, names.as_ref().and_then(Names::first)).ok()?;
         let host = HostSocket { fd: socket, local: None, port: Some(id) };
         self.ports.get_mut(id)?.flows += 1;
         let mut flow = Flow::new(host, Direction::In, ends, cx.now);
-        flow.permit = permit;
+        flow.grant = grant;
         // What the guest answers must not ask for another name.
         if let Some(names) = names {
             let expected = names.expected(seen.port(), cx.settings.encrypted_hello);

@@ -9,7 +9,7 @@ use nix::errno::Errno;
 use std::task::Poll;
 
 use super::super::dns::ruling::{self, Ruling};
-use super::super::{Context, canonical, host_socket};
+use super::super::{Context, NotCarried, canonical, host_socket};
 use super::Udp;
 use super::flow::{self, Flow};
 use crate::policy::Protocol;
@@ -73,13 +73,13 @@ impl Udp {
         };
         let calls = match flow {
             Ok(id) => self.send(cx, id, joined),
-            Err((_, why @ Refusal::Undecided)) => {
+            Err(NotCarried { why: why @ Refusal::Undecided, .. }) => {
                 cx.totals.refusals.add(why, joined.len() as u64);
                 0
             }
-            Err((failure, why)) => {
-                cx.refuse_flow(Protocol::Udp, key, why);
-                if let Some(error) = failure.error(first.dst.is_ipv4()) {
+            Err(why) => {
+                cx.refuse_flow(Protocol::Udp, key, &why);
+                if let Some(error) = why.failure.error(first.dst.is_ipv4()) {
                     send_error(cx, first, error);
                 }
                 0
@@ -111,7 +111,7 @@ impl Udp {
     /// Sends datagrams of a flow. Returns how many calls it took.
     fn send(&mut self, cx: &mut Context<'_>, id: SlotId, datagrams: &[Datagram]) -> usize {
         let bytes = datagrams.iter().map(|d| d.payload.len()).sum();
-        if self.flows.get(id).is_some_and(|flow| !flow.may_pass(bytes, cx.now)) {
+        if self.flows.get(id).is_some_and(|flow| !flow.grant.may_pass(cx.now, bytes)) {
             let count = |d: &Datagram| flow::count_of(d.payload.len(), d.segment_bytes) as u64;
             cx.totals.refusals.add(Refusal::Allowance, datagrams.iter().map(count).sum());
             return 1;

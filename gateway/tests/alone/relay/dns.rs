@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use fulmar_gateway::config::{Config, Limits};
-use fulmar_gateway::policy::{Decision, NewClient, NewFlow, Policy};
+use fulmar_gateway::policy::{Decision, NewClient, NewFlow, Policy, Ruling};
 use fulmar_gateway::ports::PortSpec;
 use fulmar_gateway::stat::Refusal;
 use nix::sys::socket::{setsockopt, sockopt};
@@ -41,9 +41,9 @@ pub const TESTS: &[Test] = &[
 struct OnlyNamed;
 
 impl Policy for OnlyNamed {
-    fn decide(&mut self, flow: &NewFlow<'_>) -> Decision {
+    fn decide(&mut self, flow: &NewFlow<'_>) -> Ruling {
         let is_allowed = flow.to.port() == 53 || flow.names == ["good.example"];
-        if is_allowed { Decision::Allow } else { Decision::Deny }
+        if is_allowed { Decision::Allow.into() } else { Decision::Deny.into() }
     }
 
     fn decide_name(&mut self, name: &str, _: u16) -> Decision {
@@ -555,9 +555,9 @@ fn a_server_of_the_guests_choice_allows_no_name() {
 struct NoClient(&'static str);
 
 impl Policy for NoClient {
-    fn decide(&mut self, flow: &NewFlow<'_>) -> Decision {
+    fn decide(&mut self, flow: &NewFlow<'_>) -> Ruling {
         let is_own = flow.is_host || flow.to.ip() == ip(self.0);
-        if is_own { Decision::Deny } else { Decision::Allow }
+        if is_own { Decision::Deny.into() } else { Decision::Allow.into() }
     }
 
     fn decide_client(&mut self, client: &NewClient) -> Decision {

@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
 use std::time::Duration;
 
-use fulmar_gateway::policy::{Decision, NewFlow, Policy};
+use fulmar_gateway::policy::{Decision, NewFlow, Policy, Ruling};
 use fulmar_gateway::stat::Refusal;
 
 use crate::relay::Test;
@@ -159,13 +159,13 @@ fn a_quic_hello_for_another_name() {
 struct ByLearntName;
 
 impl Policy for ByLearntName {
-    fn decide(&mut self, flow: &NewFlow<'_>) -> Decision {
-        let is_good = flow.names.iter().any(|name| name == "good.example");
-        if is_good || flow.to.port() == 53 { Decision::Allow } else { Decision::Deny }
-    }
-
-    fn allowed_names(&mut self, flow: &NewFlow<'_>) -> Option<Vec<String>> {
-        Some(flow.names.iter().filter(|name| *name == "good.example").cloned().collect())
+    fn decide(&mut self, flow: &NewFlow<'_>) -> Ruling {
+        let good = flow.names.iter().filter(|name| *name == "good.example");
+        let good: Vec<String> = good.cloned().collect();
+        match good.is_empty() && flow.to.port() != 53 {
+            true => Decision::Deny.into(),
+            false => Ruling { names: Some(good), ..Decision::Allow.into() },
+        }
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use fulmar_gateway::config::UdpFilter;
 use fulmar_gateway::netns::Netns;
-use fulmar_gateway::policy::{Decision, NewFlow, Policy};
+use fulmar_gateway::policy::{Decision, NewFlow, Policy, Ruling};
 use fulmar_gateway::ports::{Forward, PortSpec};
 use fulmar_gateway::stat::Refusal;
 use fulmar_stack::base::DropReason;
@@ -185,8 +185,8 @@ fn the_loopback_is_a_stranger() {
 struct OnePort(u16);
 
 impl Policy for OnePort {
-    fn decide(&mut self, flow: &NewFlow<'_>) -> Decision {
-        if flow.to.port() == self.0 { Decision::Allow } else { Decision::Deny }
+    fn decide(&mut self, flow: &NewFlow<'_>) -> Ruling {
+        if flow.to.port() == self.0 { Decision::Allow.into() } else { Decision::Deny.into() }
     }
 }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 use fulmar_gateway::allowance::{Allowance, Bounds};
 use fulmar_gateway::config::Config;
 use fulmar_gateway::names::Ranges;
-use fulmar_gateway::policy::{Decision, NewFlow, Policy};
+use fulmar_gateway::policy::{Decision, NewFlow, Policy, Protocol, Ruling};
 use fulmar_gateway::rules::Rules;
 use fulmar_gateway::stat::Refusal;
 use nix::sys::socket::{Backlog, listen};
@@ -34,6 +34,7 @@ pub const TESTS: &[Test] = &[
     ("a_name_that_programs_read_otherwise_is_refused", a_name_that_programs_read_otherwise),
     ("guesses_at_an_answer_end_the_lookup_at_once", guesses_at_an_answer),
     ("flows_share_bounds_of_number_bytes_and_rate", flows_share_bounds),
+    ("the_rule_and_its_bounds_are_those_of_the_connected_address", a_rule_of_one_address),
     ("questions_over_tcp_are_answered_as_those_over_udp", questions_over_tcp),
 ];
 
@@ -41,15 +42,16 @@ pub const TESTS: &[Test] = &[
 struct ByName;
 
 impl Policy for ByName {
-    fn decide(&mut self, flow: &NewFlow<'_>) -> Decision {
+    fn decide(&mut self, flow: &NewFlow<'_>) -> Ruling {
         let is_dns = flow.to.port() == 53;
         let is_there = [ip(HOST), ip(HOST_V6)].contains(&flow.leads_to.ip());
-        match flow.name {
+        let decision = match flow.name {
             Some("example.com") if is_there => Decision::Allow,
             Some(name) if name.ends_with(".example") && is_there => Decision::Allow,
             None if is_dns => Decision::Allow,
             _ => Decision::Deny,
-        }
+        };
+        decision.into()
     }
 
     fn decide_name(&mut self, name: &str, _: u16) -> Decision {
@@ -243,9 +245,8 @@ fn the_policy_decides_about_the_real_address() {
 struct ByRules(Rules);
 
 impl Policy for ByRules {
-    fn decide(&mut self, flow: &NewFlow<'_>) -> Decision {
-        let is_allowed = self.0.verdict_of_flow(flow, &[ip("169.254.1.1")]).denial.is_none();
-        if is_allowed { Decision::Allow } else { Decision::Deny }
+    fn decide(&mut self, flow: &NewFlow<'_>) -> Ruling {
+        self.0.ruling(flow, self.0.verdict_of_flow(flow, &[ip("169.254.1.1")]))
     }
 }
 
@@ -445,13 +446,45 @@ fn questions_over_tcp() {
 struct Within(Arc<Allowance>);
 
 impl Policy for Within {
-    fn decide(&mut self, _: &NewFlow<'_>) -> Decision {
-        Decision::Allow
+    fn decide(&mut self, flow: &NewFlow<'_>) -> Ruling {
+        let allowance = (flow.to.port() != 53).then(|| Arc::clone(&self.0));
+        Ruling { allowance, ..Decision::Allow.into() }
     }
+}
 
-    fn allowance(&mut self, flow: &NewFlow<'_>) -> Option<Arc<Allowance>> {
-        (flow.to.port() != 53).then(|| Arc::clone(&self.0))
+/// Allows each address by a rule of its own, of which that of [`HOST`] has bounds.
+struct ByAddress(Arc<Allowance>);
+
+impl Policy for ByAddress {
+    fn decide(&mut self, flow: &NewFlow<'_>) -> Ruling {
+        let at = flow.leads_to.ip();
+        let allowance = (at == ip(HOST)).then(|| Arc::clone(&self.0));
+        Ruling { rule: Some(at.to_string().into()), allowance, ..Decision::Allow.into() }
     }
+}
+
+fn a_rule_of_one_address() {
+    let (resolver, server) = (bound("127.0.0.1"), listening(HOST));
+    let port = server.local_addr().unwrap().port();
+    let one = Allowance::new(Bounds { flows: Some(1), ..Bounds::default() });
+    let world = world(&resolver, |c| c.policy = Some(Box::new(ByAddress(one))));
+    // Nothing listens at the IPv6 address, which comes first.
+    let good = given(&world, &resolver, "good", A, &[HOST_V6, HOST]);
+    let connected = connect(&world, (good, port).into()).unwrap();
+    let rules = || {
+        let tcp = world.stat().flows.into_iter().filter(|flow| flow.protocol == Protocol::Tcp);
+        tcp.filter_map(|flow| flow.rule).collect::<Vec<_>>()
+    };
+    assert_eq!(rules(), [HOST.into()]);
+    let refused = connect(&world, (good, port).into()).unwrap_err();
+    assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionRefused, "the second");
+    assert_eq!(world.stat().totals.refusals.value(Refusal::Allowance), 1);
+    drop((connected, server.accept().unwrap()));
+    let deadline = std::time::Instant::now() + PATIENCE;
+    while !rules().is_empty() {
+        assert!(std::time::Instant::now() < deadline, "the first has ended");
+    }
+    talks(connect(&world, (good, port).into()).unwrap(), &server);
 }
 
 /// Receives until the end: how many bytes, whether there was a reset, and how long it took.

@@ -6,7 +6,7 @@ use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
 use fulmar_gateway::config::Limits;
-use fulmar_gateway::policy::{Decision, NewFlow, Policy};
+use fulmar_gateway::policy::{Decision, NewFlow, Policy, Ruling};
 use fulmar_gateway::stat::{Direction, Refusal};
 use fulmar_stack::base::Counter;
 use nix::sys::socket::{MsgFlags, send, setsockopt, sockopt};
@@ -437,8 +437,8 @@ fn flows_have_a_bound() {
 struct OnlyPort(u16);
 
 impl Policy for OnlyPort {
-    fn decide(&mut self, flow: &NewFlow<'_>) -> Decision {
-        if flow.to.port() == self.0 { Decision::Allow } else { Decision::Deny }
+    fn decide(&mut self, flow: &NewFlow<'_>) -> Ruling {
+        if flow.to.port() == self.0 { Decision::Allow.into() } else { Decision::Deny.into() }
     }
 }
 

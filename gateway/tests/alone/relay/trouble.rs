@@ -9,7 +9,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use caps::{CapSet, Capability};
 use fulmar_gateway::attach::Target;
 use fulmar_gateway::config::{BindAddresses, Limits};
-use fulmar_gateway::policy::{Decision, NewFlow, Policy, Protocol};
+use fulmar_gateway::policy::{Decision, NewFlow, Policy, Protocol, Ruling};
 use fulmar_gateway::ports::{Bind, Forward, PortSpec};
 use fulmar_gateway::stat::{Refusal, Stat};
 use fulmar_gateway::{Config, Gateway};
@@ -59,9 +59,9 @@ pub const TESTS: &[Test] = &[
 struct Trap(u16);
 
 impl Policy for Trap {
-    fn decide(&mut self, flow: &NewFlow<'_>) -> Decision {
+    fn decide(&mut self, flow: &NewFlow<'_>) -> Ruling {
         assert!(flow.to.port() != self.0, "the trap of this test");
-        Decision::Allow
+        Decision::Allow.into()
     }
 }
 

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use fulmar_gateway::names::Ranges;
-use fulmar_gateway::policy::{Decision, NewFlow, Policy, Protocol};
+use fulmar_gateway::policy::{Decision, NewFlow, Policy, Protocol, Ruling};
 use fulmar_gateway::rules::Rules;
 use fulmar_gateway::stat::Refusal;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -46,15 +46,12 @@ impl Later {
 }
 
 impl Policy for Later {
-    fn decide(&mut self, flow: &NewFlow<'_>) -> Decision {
-        if flow.to.port() == 53 { Decision::Allow } else { *self.0.lock().unwrap() }
+    fn decide(&mut self, flow: &NewFlow<'_>) -> Ruling {
+        let decision = if flow.to.port() == 53 { Decision::Allow } else { *self.0.lock().unwrap() };
+        decision.into()
     }
 
-    fn decide_now(&mut self, flow: &NewFlow<'_>) -> Decision {
-        self.decide(flow)
-    }
-
-    fn decide_look_up(&mut self, flow: &NewFlow<'_>) -> Decision {
+    fn decide_look_up(&mut self, flow: &NewFlow<'_>) -> Ruling {
         assert_eq!((flow.name, flow.to), (Some("good.example"), flow.leads_to));
         self.decide(flow)
     }

@@ -4,6 +4,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, TcpListener, TcpStream};
 use std::thread::JoinHandle;
 
+use fulmar_gateway::policy::{Decision, NewFlow, Policy, Ruling};
 use fulmar_gateway::stat::Refusal;
 use fulmar_gateway::upstream::{Kind, Upstream};
 
@@ -38,17 +39,14 @@ fn begin(kind: Kind) -> (World, TcpListener, IpAddr) {
 /// Allows good.example, whose real address the proxy alone knows.
 struct NameOnly;
 
-impl fulmar_gateway::policy::Policy for NameOnly {
-    fn decide(
-        &mut self,
-        flow: &fulmar_gateway::policy::NewFlow<'_>,
-    ) -> fulmar_gateway::policy::Decision {
-        use fulmar_gateway::policy::Decision;
-        match flow.name {
+impl Policy for NameOnly {
+    fn decide(&mut self, flow: &NewFlow<'_>) -> Ruling {
+        let decision = match flow.name {
             Some("good.example") if flow.leads_to == flow.to => Decision::Allow,
             None if flow.to.port() == 53 => Decision::Allow,
             _ => Decision::Deny,
-        }
+        };
+        decision.into()
     }
 }
 
