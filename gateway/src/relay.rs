@@ -148,7 +148,7 @@ impl Settings {
     }
 }
 
-/// By what a flow is allowed.
+/// What allows a flow.
 #[derive(Clone, Default, Debug)]
 pub(crate) struct Grant {
     /// The rule.
@@ -228,7 +228,7 @@ pub(crate) enum Decided {
 }
 
 impl Decided {
-    /// By what a flow is allowed that cannot wait.
+    /// The grant of a flow that cannot wait.
     pub(crate) fn grant(self) -> Option<(Grant, Option<Names>)> {
         if let Decided::Allow(grant, names) = self { Some((grant, names)) } else { None }
     }
@@ -521,7 +521,7 @@ impl Context<'_> {
         self.settings.policy.decide_now(&wanted)
     }
 
-    /// By what new rules allow a flow that has begun, within their bounds. By real addresses it is not known which name the
+    /// The grant of new rules to a flow that has begun, within their bounds. By real addresses it is not known which name the
     /// flow was allowed for: then all names of the address must be allowed.
     ///
     /// # Errors

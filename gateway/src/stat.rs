@@ -156,7 +156,7 @@ impl Direction {
 /// A flow.
 #[derive(Clone, Debug)]
 pub struct FlowStat {
-    /// Its number in the gateway's life, from 1. `None`: it carries DNS, of which the questions are told.
+    /// Its number in the gateway's life, from 1. `None`: it carries DNS; its questions are reported instead.
     pub id: Option<u64>,
     /// Its transport.
     pub protocol: Protocol,

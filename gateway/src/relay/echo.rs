@@ -52,7 +52,7 @@ struct Flow {
     leads_to: IpAddr,
     /// The name that it leads to.
     name: Option<Arc<str>>,
-    /// By what it is allowed.
+    /// Its rule and bounds.
     grant: Grant,
     bytes_out: u64,
     bytes_in: u64,

@@ -261,8 +261,8 @@ pub(super) fn accept_for_dns(cx: &mut Context<'_>, syn: &Pending) {
     }
 }
 
-/// Begins a connection to an address, within the bounds of its rule. `others`: by what other attempts of the flow are
-/// allowed.
+/// Begins a connection to an address, within the bounds of its rule. `others`: the grants of the flow's other
+/// attempts.
 fn begin_attempt<'a>(
     cx: &Context<'_>,
     to: &mut Candidate,

@@ -91,7 +91,7 @@ pub(super) struct Flow {
     pub race: Option<Box<Race>>,
     /// The tunnel through a proxy, while it is opened.
     pub tunnel: Option<Box<Tunnel>>,
-    /// By what it is allowed.
+    /// Its rule and bounds.
     pub grant: Grant,
     /// When it may move bytes again.
     waits_until: Option<Instant>,

@@ -23,7 +23,7 @@ pub(super) struct Race {
     rivals: SmallVec<[(TcpStream, Candidate); 1]>,
 }
 
-/// The attempt that a flow has as its own: the socket, the address, and by what it is allowed.
+/// The attempt that a flow has as its own: socket, address, rule and bounds.
 pub(super) type Own<'a> = (&'a mut TcpStream, &'a mut SocketAddr, &'a mut Grant);
 
 /// Makes an attempt the flow's own.
@@ -59,7 +59,7 @@ impl Race {
         if self.rivals.len() < MOST_RIVALS { self.left.pop() } else { None }
     }
 
-    /// By what the attempts beside the flow's own are allowed.
+    /// The grants of the attempts beside the flow's own.
     pub(super) fn grants(&self) -> impl Iterator<Item = &Grant> {
         self.rivals.iter().map(|(_, of)| &of.grant)
     }

@@ -83,7 +83,7 @@ pub(super) struct Flow {
     pub name: Option<Arc<str>>,
     /// The reader of the guest's datagrams to a name.
     pub first_bytes: Option<Box<FirstBytes>>,
-    /// By what it is allowed.
+    /// Its rule and bounds.
     pub grant: Grant,
     /// The guest asks a DNS server by it: the answers tell the policy names.
     pub is_dns: bool,
