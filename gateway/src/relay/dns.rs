@@ -43,7 +43,8 @@ use std::task::Poll;
 
 use super::datagrams::{Batch, ERRORS_PER_TURN};
 use super::host_socket::{self, DatagramError, Failure};
-use super::{Context, Decided, NotCarried, canonical};
+use super::way::{Decided, NotCarried};
+use super::{Context, canonical};
 use crate::config::Limits;
 use crate::names::messages;
 use crate::policy::{Decision, Protocol};

@@ -25,7 +25,8 @@ use nix::sys::socket::{MsgFlags, SockProtocol, SockType, sendmsg, setsockopt, so
 use super::datagrams::{Batch, ERRORS_PER_TURN};
 use super::host_socket::{self, DatagramError, Failure};
 use super::poll::Token;
-use super::{Candidate, Context, Endpoints, Grant, NotCarried, Way};
+use super::way::{Candidate, Grant, NotCarried, Way};
+use super::{Context, Endpoints};
 use crate::policy::Protocol;
 use crate::stat::{Direction, FlowStat, Refusal};
 

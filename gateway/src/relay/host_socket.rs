@@ -13,7 +13,8 @@ use nix::sys::socket::{
     connect, setsockopt, socket, sockopt,
 };
 
-use super::{Candidate, Candidates, sys};
+use super::sys;
+use super::way::{Candidate, Candidates};
 use crate::config::Outbound;
 use crate::stat::{HostTcp, Refusal};
 

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use super::names::Names;
-use super::{Decided, Grant, Names as FlowNames};
+use super::way::{Decided, Grant, Names as FlowNames};
 use crate::first;
 use crate::policy::{Decision, NewClient, NewFlow, Policy, Ruling};
 use crate::rules::Rules;

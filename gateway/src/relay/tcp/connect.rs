@@ -11,7 +11,8 @@ use smallvec::smallvec;
 
 use super::super::host_socket::{self, Begun, Failure};
 use super::super::poll::Token;
-use super::super::{Candidate, Candidates, Context, Endpoints, Grant, NotCarried, Way, canonical};
+use super::super::way::{Candidate, Candidates, Grant, NotCarried, Way};
+use super::super::{Context, Endpoints, canonical};
 use super::Tcp;
 use super::first_bytes::FirstBytes;
 use super::flow::{Flow, Guest, Side};

@@ -23,7 +23,8 @@ use smallvec::SmallVec;
 
 use super::super::host_socket::{self, Failure, StreamError};
 use super::super::streams::Stream;
-use super::super::{Context, Endpoints, Grant, NotCarried};
+use super::super::way::{Grant, NotCarried};
+use super::super::{Context, Endpoints};
 use super::first_bytes::{FirstBytes, May};
 use super::race::Race;
 use super::tunnel::Tunnel;

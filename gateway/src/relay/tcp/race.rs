@@ -8,7 +8,8 @@ use fulmar_stack::base::{Duration, Instant, SlotId};
 use nix::errno::Errno;
 use smallvec::SmallVec;
 
-use super::super::{Candidate, Candidates, Grant, host_socket};
+use super::super::host_socket;
+use super::super::way::{Candidate, Candidates, Grant};
 
 /// The connection attempt delay (RFC 8305 section 5).
 pub(super) const DELAY: Duration = Duration::from_millis(250);

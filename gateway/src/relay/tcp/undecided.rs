@@ -6,8 +6,9 @@
 use fulmar_stack::base::{Duration, Instant};
 use fulmar_stack::shard::Pending;
 
+use super::super::Context;
 use super::super::host_socket::Failure;
-use super::super::{Context, NotCarried};
+use super::super::way::NotCarried;
 use super::Tcp;
 use super::connect::refuse_syn;
 use crate::stat::Refusal;

@@ -12,7 +12,8 @@ use nix::errno::Errno;
 use nix::sys::socket::{ControlMessage, MsgFlags, SockaddrStorage, sendmsg};
 use smallvec::SmallVec;
 
-use super::super::{Endpoints, Grant, host_socket};
+use super::super::way::Grant;
+use super::super::{Endpoints, host_socket};
 use super::first_bytes::FirstBytes;
 use super::table::{Class, HostKey};
 use crate::stat::Direction;

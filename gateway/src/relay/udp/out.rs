@@ -9,7 +9,8 @@ use nix::errno::Errno;
 use std::task::Poll;
 
 use super::super::dns::ruling::{self, Ruling};
-use super::super::{Context, NotCarried, canonical, host_socket};
+use super::super::way::NotCarried;
+use super::super::{Context, canonical, host_socket};
 use super::Udp;
 use super::flow::{self, Flow};
 use crate::policy::Protocol;
