@@ -249,6 +249,12 @@ fn a_later_default_route_of_the_host_connects_the_guest() {
         wait_until("the guest has IPv6", || reaches(&guest, "[2001:db8:9::9]:80"));
         let routes = guest.see("ip -6 route");
         assert!(routes.contains("default via fe80::"), "{routes}");
+        // Its kernel drops the route to a router that answers its probe as a host.
+        let router = *router_of(&guest).unwrap().ip();
+        guest.see(&format!("ip -6 neigh change {router} dev kernel0 router nud probe"));
+        let state = || guest.see(&format!("ip -6 neigh show {router} dev kernel0"));
+        wait_until("the router has answered", || state().contains("REACHABLE"));
+        assert!(router_of(&guest).is_some(), "{}", state());
     });
 }
 

@@ -39,6 +39,7 @@ pub struct Config {
     /// Accepts packets to every unicast address, and answers ARP requests and neighbour
     /// solicitations for each, as a gateway does for its guests (Linux: AnyIP). Not answered:
     /// solicitations for addresses of known neighbours, and probes of duplicate address detection.
+    /// Neighbour advertisements have the router flag (RFC 4861 section 4.4).
     /// Echo requests to addresses other than `addresses` are returned ([`crate::ip::Verdict::EchoRequest`]).
     pub any_ip: bool,
     /// Routes other than the connected routes of the addresses.

@@ -144,7 +144,8 @@ impl Ip {
         let to_all = dst.is_multicast();
         let message = Message::NeighbourAdvertisement {
             target,
-            router: false,
+            // A host drops its default route to a neighbour that says that it is none (RFC 4861 section 7.2.5).
+            router: self.config.any_ip,
             solicited: !to_all,
             override_: true,
         };

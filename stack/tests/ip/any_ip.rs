@@ -94,8 +94,9 @@ fn solicitations_for_any_address_are_answered_and_probes_are_not() {
     for target in [OUR6, FAR6, "fe80::1"] {
         h.receive(&crate::ip::ndp::solicitation(PEER6, target));
         let frame = h.sent_one();
-        let (src, dst, _) = parse_sent_icmp(&frame);
+        let (src, dst, message) = parse_sent_icmp(&frame);
         assert_eq!((src, dst), (ip(target), ip(PEER6)));
+        assert_eq!(message[4], 0xe0, "router, solicited, override");
     }
     h.receive(&crate::ip::ndp::solicitation("2001:db8::99", PEER6));
     assert!(h.sent().is_empty(), "the address belongs to a known neighbour");
