@@ -126,7 +126,7 @@ impl Part {
 }
 
 impl Loan {
-    fn new(socket: &Socket, chain: Chain, lent: LoanCharge) -> Loan {
+    pub(crate) fn new(socket: &Socket, chain: Chain, lent: LoanCharge) -> Loan {
         let len = chain.len();
         if chain.segs() == 0 {
             return Loan::default();

@@ -5,6 +5,7 @@ mod connect;
 pub mod control;
 pub mod device;
 pub mod devices;
+mod driver;
 mod echo;
 mod error;
 mod exit;
@@ -22,12 +23,14 @@ mod sendfile;
 mod socket;
 mod stack;
 mod stat;
+mod tasks;
 mod tcp;
 mod udp;
 
 pub use crate::runtime::StartError;
 pub use cidr::{Cidr, ParseCidrError};
 pub use connect::ConnectOptions;
+pub use driver::Driver;
 pub use echo::{EchoRequest, EchoSocket};
 pub use error::SetupError;
 /// Time, counters and drop reasons. Its `Instant` counts nanoseconds of the stack's clock and is not that of

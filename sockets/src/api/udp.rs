@@ -118,14 +118,21 @@ impl UdpSocket {
     pub fn recv_from(&self, buf: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
         let s = &*self.socket;
         let take = |shard: &mut WatchedShard, _| shard.udp().receive_into(s.id, buf);
-        let d = match s.wait_coarse(Ready::READABLE, || s.read_limit(), take)? {
-            TakenDatagram::Copied(n, from) => return Ok((n, from)),
+        let taken = s.wait_coarse(Ready::READABLE, || s.read_limit(), take)?;
+        Ok(self.copied(taken, buf))
+    }
+
+    /// Copies a datagram that was taken whole, and frees it.
+    #[inline]
+    pub(crate) fn copied(&self, taken: TakenDatagram, buf: &mut [u8]) -> (usize, SocketAddr) {
+        let d = match taken {
+            TakenDatagram::Copied(n, from) => return (n, from),
             TakenDatagram::Whole(d) => d,
         };
-        let n = d.payload.copy_to(0, buf);
-        s.host().pass(Stage::ReceiveCopied);
-        s.host().post(Request::Free(d.payload));
-        Ok((n, d.src))
+        let (n, host) = (d.payload.copy_to(0, buf), self.socket.host());
+        host.pass(Stage::ReceiveCopied);
+        host.post(Request::Free(d.payload));
+        (n, d.src)
     }
 
     /// Receives one datagram from the connected peer.

@@ -17,10 +17,12 @@
 //!
 //! A panic under the lock closes the stack for good: see `failure.rs`.
 
+mod drive;
 mod failure;
 mod guard;
 mod posted;
 mod requests;
+mod tasks;
 mod wait;
 mod wait_guard;
 
@@ -45,6 +47,7 @@ use crate::runtime::sync::{
 };
 use crate::runtime::sys;
 use crate::runtime::watched::WatchedShard;
+pub(crate) use drive::Driving;
 use failure::OnUnwind;
 pub use guard::Guard;
 
@@ -71,6 +74,8 @@ pub struct Host {
     /// Exposed poll sets: their owners may sleep in epoll_wait(2), where they do not poll the device.
     pub(crate) poll_sets: AtomicUsize,
     pub(crate) service: Service,
+    /// A task of an async program has waited for a socket: it does not run the stack itself.
+    has_tasks: AtomicBool,
     forks: u32,
     spin: Spin,
     /// The account, which may be off.
@@ -123,6 +128,7 @@ impl Host {
             activity: AtomicU64::new(0),
             poll_sets: AtomicUsize::new(0),
             service: Service::default(),
+            has_tasks: AtomicBool::new(false),
             forks: sys::fork_generation(),
             last_caller: AtomicUsize::new(0),
             siblings: OnceLock::new(),
@@ -375,6 +381,10 @@ impl Host {
 
     /// The leader has returned to its program: wakes a follower, which becomes leader, else the service thread.
     fn promote_follower(&self) {
+        if self.leader.has_driver() {
+            // The driver takes the lead that a caller has left.
+            return sys::signal_event(self.leader.kick_fd(Role::Driver));
+        }
         if self.leader.is_held_by(Role::Caller) || self.leader.wake_follower() {
             return;
         }

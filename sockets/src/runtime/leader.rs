@@ -9,6 +9,9 @@
 //!    └────────────────────┴────────── resign ──────┘
 //! ```
 //!
+//! A driver ([`Role::Driver`]) runs the stack in the thread of the program's event loop, and sleeps where that sleeps. No
+//! other thread takes the lead while it lives. A caller that leads already keeps the lead to its end.
+//!
 //! A caller takes the lead from the service thread without waking it. The next frame wakes the service thread once
 //! more; it has lost the lead and backs off. If it still sleeps when the last caller returns, it is kicked, because
 //! a deadline may have passed.
@@ -20,7 +23,7 @@ use std::sync::{Arc, PoisonError};
 
 use fulmar_stack::base::Instant;
 
-use crate::runtime::sync::{AtomicU8, AtomicU64, Mutex, MutexGuard, Ordering};
+use crate::runtime::sync::{AtomicBool, AtomicU8, AtomicU64, Mutex, MutexGuard, Ordering};
 use crate::runtime::sys;
 use crate::runtime::waiter::Waiter;
 
@@ -32,6 +35,8 @@ pub(crate) enum Role {
     Caller = 1,
     /// The service thread.
     Service = 2,
+    /// The driver of a program. It uses the kick and the timer of callers, since no caller takes the lead meanwhile.
+    Driver = 3,
 }
 
 const NONE: u8 = 0;
@@ -39,6 +44,8 @@ const NONE: u8 = 0;
 /// The leader of a shard, how it is woken, and its followers.
 pub(crate) struct Leader {
     role: AtomicU8,
+    /// A program drives the shard.
+    has_driver: AtomicBool,
     /// Eventfds that wake the sleeper of each role. Two, so that neither consumes the other's wake-up.
     kicks: [OwnedFd; 2],
     /// Timers that end the holds and the sleeps of each role.
@@ -58,6 +65,7 @@ impl Leader {
     pub(crate) fn new() -> std::io::Result<Leader> {
         Ok(Leader {
             role: AtomicU8::new(NONE),
+            has_driver: AtomicBool::new(false),
             kicks: [sys::event_fd()?, sys::event_fd()?],
             timers: [sys::timer_fd()?, sys::timer_fd()?],
             timers_at: [AtomicU64::new(0), AtomicU64::new(0)],
@@ -66,13 +74,36 @@ impl Leader {
         })
     }
 
-    /// Takes the lead. A caller gets it unless another caller leads; the service thread only if there is no
-    /// leader.
+    /// Takes the lead. A caller and the driver get it unless a caller leads, or beside a driver; the service thread only
+    /// if there is no leader.
     pub(crate) fn try_take(&self, role: Role) -> bool {
         let swap = |from| {
             self.role.compare_exchange(from, role as u8, Ordering::SeqCst, Ordering::SeqCst).is_ok()
         };
-        swap(NONE) || (role == Role::Caller && swap(Role::Service as u8))
+        let may = role == Role::Driver || !self.has_driver();
+        may && (swap(NONE) || (role != Role::Service && swap(Role::Service as u8)))
+    }
+
+    /// A driver comes; false: there is one.
+    pub(crate) fn add_driver(&self) -> bool {
+        !self.has_driver.swap(true, Ordering::SeqCst)
+    }
+
+    /// The driver is gone.
+    pub(crate) fn remove_driver(&self) {
+        self.has_driver.store(false, Ordering::SeqCst);
+        self.awake(Role::Driver);
+        self.resign(Role::Driver);
+    }
+
+    /// Whether a program drives the shard.
+    pub(crate) fn has_driver(&self) -> bool {
+        self.has_driver.load(Ordering::SeqCst)
+    }
+
+    /// Whether the service thread has nothing to do: a caller or a driver runs the stack.
+    pub(crate) fn is_led(&self) -> bool {
+        self.is_held_by(Role::Caller) || self.has_driver()
     }
 
     /// Whether a thread of this role leads.
@@ -113,6 +144,11 @@ impl Leader {
     /// The eventfd that wakes a sleeper of this role.
     pub(crate) fn kick_fd(&self, role: Role) -> RawFd {
         self.kicks[slot(role)].as_raw_fd()
+    }
+
+    /// The timer of this role.
+    pub(crate) fn timer_fd(&self, role: Role) -> RawFd {
+        self.timers[slot(role)].as_raw_fd()
     }
 
     /// The timer of this role, set to expire at `at`.
@@ -159,8 +195,8 @@ impl Leader {
     pub(crate) fn sleeper(&self) -> Option<(RawFd, Instant)> {
         let role = match self.role.load(Ordering::Acquire) {
             NONE => return None,
-            1 => Role::Caller,
-            _ => Role::Service,
+            2 => Role::Service,
+            _ => Role::Caller,
         };
         let until = self.sleeps_until[slot(role)].load(Ordering::Acquire);
         (until != 0).then(|| (self.kick_fd(role), Instant::from_nanos(until)))
@@ -189,7 +225,7 @@ impl fulmar_stack::mbuf::Kick for LeaderKick {
 
 fn slot(role: Role) -> usize {
     match role {
-        Role::Caller => 0,
+        Role::Caller | Role::Driver => 0,
         Role::Service => 1,
     }
 }
@@ -209,6 +245,19 @@ mod tests {
         assert!(b.is_held_by(Role::Caller));
         b.resign(Role::Caller);
         assert!(b.try_take(Role::Service));
+    }
+
+    #[test]
+    fn beside_a_driver_nobody_takes_the_lead_and_a_caller_keeps_it_to_its_end() {
+        let b = Leader::new().unwrap();
+        assert!(b.try_take(Role::Caller) && b.add_driver() && !b.add_driver());
+        assert!(!b.try_take(Role::Driver) && b.is_led());
+        b.resign(Role::Caller);
+        assert!(!b.try_take(Role::Caller) && !b.try_take(Role::Service) && b.is_led());
+        assert!(b.try_take(Role::Driver));
+        b.remove_driver();
+        assert!(!b.is_led() && b.try_take(Role::Service) && b.add_driver());
+        assert!(b.try_take(Role::Driver), "from the service thread");
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! ```text
 //!   callers come and go     tick: run timers every TICK, poll the device if no caller did
 //!   no calls since a tick   lead: poll the device, sleep on it
-//!   a caller leads          back off: tick, and park after TICKS_BEFORE_PARKING
+//!   a caller or driver leads  back off: tick, and park after TICKS_BEFORE_PARKING
 //! ```
 //!
 //! An idle stack uses no CPU.
@@ -80,7 +80,7 @@ struct ServiceThread {
 
 impl ServiceThread {
     fn run_once(&mut self, host: &Host) {
-        if host.leader.is_held_by(Role::Caller) {
+        if host.leader.is_led() {
             host.set_coarse_clock(false);
             return self.back_off(host);
         }
@@ -116,7 +116,7 @@ impl ServiceThread {
         self.polls = guard.counters().value(Counter::RxPolls);
     }
 
-    /// A caller leads.
+    /// A caller or a driver leads.
     fn back_off(&mut self, host: &Host) {
         self.caller_ticks += 1;
         if self.caller_ticks < TICKS_BEFORE_PARKING {
@@ -126,7 +126,7 @@ impl ServiceThread {
         // Before the role is read: a leader that resigns reads `is_parked` afterwards.
         host.service.is_parked.store(true, Ordering::SeqCst);
         let is_over = host.service.is_stopping() || host.has_failed();
-        if host.leader.is_held_by(Role::Caller) && !is_over {
+        if host.leader.is_led() && !is_over {
             self.waiter.park(None);
             host.pass(Stage::Slept);
         }

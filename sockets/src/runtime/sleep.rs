@@ -16,9 +16,9 @@ use crate::runtime::waiter::Waiter;
 use crate::runtime::watched::WatchedShard;
 
 /// Longest sleep without reading the clock.
-const LONG_SLEEP: Duration = Duration::from_secs(3600);
+pub(super) const LONG_SLEEP: Duration = Duration::from_secs(3600);
 /// Longest sleep on a device without a descriptor, which cannot signal frames.
-const POLL_PERIOD: Duration = Duration::from_millis(1);
+pub(super) const POLL_PERIOD: Duration = Duration::from_millis(1);
 
 impl Host {
     /// Arms the device and sleeps until frames arrive; does not sleep if they have arrived before it was armed. With a
@@ -32,7 +32,7 @@ impl Host {
         hold: Option<Instant>,
     ) -> Result<Guard<'a>, SocketError> {
         let now = sys::now();
-        if hold.is_none() && !arm(&mut guard, now, waiter) {
+        if hold.is_none() && !arm(&mut guard, now, || waiter.is_woken()) {
             return Ok(guard);
         }
         let until = [guard.next_deadline(), give_up, hold].into_iter().flatten().min();
@@ -78,7 +78,7 @@ impl Host {
     }
 
     /// Whether siblings have handed packets off; checked after [`Leader::will_sleep`](crate::runtime::leader::Leader).
-    fn has_hand_offs(&self, shard: &WatchedShard) -> bool {
+    pub(super) fn has_hand_offs(&self, shard: &WatchedShard) -> bool {
         if !self.has_siblings() {
             return false;
         }
@@ -88,10 +88,10 @@ impl Host {
 }
 
 /// Arms the device and polls once more; false if there is work. A level-triggered descriptor needs no poll.
-fn arm(shard: &mut WatchedShard, now: Instant, waiter: &Waiter) -> bool {
+pub(super) fn arm(shard: &mut WatchedShard, now: Instant, is_woken: impl Fn() -> bool) -> bool {
     let is_sure = shard.device().caps().wake == Wake::Level && !shard.has_unsent_frames();
     let is_armed = shard.device().arm() || shard.down().is_some() || is_sure;
-    let may_sleep = is_armed && (is_sure || shard.step_for_reader(now) == 0) && !waiter.is_woken();
+    let may_sleep = is_armed && (is_sure || shard.step_for_reader(now) == 0) && !is_woken();
     if !may_sleep {
         shard.device().disarm();
     }

@@ -111,6 +111,12 @@ pub(crate) fn clear_event(fd: RawFd) {
     unsafe { libc::read(fd, count.as_mut_ptr().cast(), count.len()) };
 }
 
+/// A descriptor of the stack, which its host keeps open.
+pub(crate) fn borrowed<'a>(fd: RawFd) -> std::os::fd::BorrowedFd<'a> {
+    // SAFETY: the device and the leader of a host keep their descriptors open as long as the host lives.
+    unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) }
+}
+
 /// Sleeps for `time`.
 pub(crate) fn sleep(time: Duration) {
     std::thread::sleep(time);

@@ -2,15 +2,68 @@
 //! delivered after the lock is released.
 
 use std::sync::Arc;
+use std::task::Waker;
 
 use fulmar_stack::base::{SlotId, SocketHandle};
 use fulmar_stack::socket::Ready;
 
+use crate::runtime::contain::contain;
 use crate::runtime::poll_set::PollSetCore;
 use crate::runtime::waiter::Waiter;
 
 /// The wake-ups that a call collects; rarely many, so that they need no heap.
 pub(super) type Wakes = smallvec::SmallVec<[Wake; 8]>;
+
+/// The tasks that a call wakes. Their code runs when the thread is outside of the stack again.
+#[derive(Default)]
+pub(crate) struct Tasks {
+    woken: smallvec::SmallVec<[Waker; 8]>,
+    /// Wakers that others have replaced: dropping one may drop its task.
+    replaced: smallvec::SmallVec<[Waker; 1]>,
+}
+
+impl Tasks {
+    pub(super) fn is_empty(&self) -> bool {
+        self.woken.is_empty() && self.replaced.is_empty()
+    }
+
+    /// A waker that another one has replaced.
+    pub(super) fn replace(&mut self, before: Option<Waker>) {
+        self.replaced.extend(before);
+    }
+
+    /// Adds the tasks of another call.
+    pub(crate) fn append(&mut self, other: &mut Tasks) {
+        self.woken.append(&mut other.woken);
+        self.replaced.append(&mut other.replaced);
+    }
+
+    /// Wakes them. A waker that panics keeps no other from being woken.
+    pub(crate) fn wake(self) {
+        let Tasks { woken, replaced } = self;
+        woken.into_iter().for_each(|waker| _ = contain(|| waker.wake()));
+        replaced.into_iter().for_each(|waker| _ = contain(|| drop(waker)));
+    }
+}
+
+/// The side of a socket for which a task waits.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Side {
+    /// Bytes, datagrams, connections.
+    Read = 0,
+    /// Space; the end of a handshake.
+    Write = 1,
+}
+
+impl Side {
+    /// What wakes its task.
+    fn interest(self) -> Ready {
+        match self {
+            Side::Read => Ready::READER,
+            Side::Write => Ready::WRITABLE,
+        }
+    }
+}
 
 /// A wake-up to fire once the shard lock is released.
 pub enum Wake {
@@ -64,6 +117,11 @@ impl Watchers {
         self.0.get_mut(id.index as usize).filter(|w| w.generation == id.generation)
     }
 
+    /// Wakes all tasks.
+    pub(super) fn take_all_tasks(&mut self, tasks: &mut Tasks) {
+        self.0.iter_mut().for_each(|watch| _ = watch.take_tasks(Ready::CLOSED, tasks));
+    }
+
     /// The watchers of a socket that exists.
     pub(super) fn of(&mut self, id: SlotId) -> &mut Watch {
         let at = id.index as usize;
@@ -75,6 +133,7 @@ impl Watchers {
             // Of a socket that is gone.
             watch.leave_all(SlotId { index: id.index, generation: watch.generation });
             watch.threads.clear();
+            watch.tasks = [None, None];
             watch.generation = id.generation;
         }
         watch
@@ -87,13 +146,39 @@ pub(super) struct Watch {
     generation: u32,
     threads: Vec<(Arc<Waiter>, Ready)>,
     sets: Vec<Membership>,
+    /// The task that waits for each side.
+    tasks: [Option<Waker>; 2],
 }
+
+const SIDES: [Side; 2] = [Side::Read, Side::Write];
 
 impl Watch {
     /// The union of their interests; `None`: no waiters.
     pub(super) fn interest(&self) -> Option<Ready> {
         let threads = self.threads.iter().map(|(_, interest)| *interest);
-        threads.chain(self.sets.iter().map(|m| m.interest)).reduce(|all, one| all | one)
+        let sets = self.sets.iter().map(|m| m.interest);
+        let tasks = SIDES.into_iter().filter(|side| self.tasks[*side as usize].is_some());
+        threads.chain(sets).chain(tasks.map(Side::interest)).reduce(|all, one| all | one)
+    }
+
+    /// A task waits for a side. Returns the waker of the task that waited for it before.
+    pub(super) fn set_task(&mut self, side: Side, waker: &Waker) -> Option<Waker> {
+        let task = &mut self.tasks[side as usize];
+        match task {
+            Some(known) if known.will_wake(waker) => None,
+            _ => task.replace(waker.clone()),
+        }
+    }
+
+    /// The tasks of a socket that is ready no longer wait. True: there were any.
+    pub(super) fn take_tasks(&mut self, ready: Ready, tasks: &mut Tasks) -> bool {
+        let before = tasks.woken.len();
+        for side in SIDES {
+            if !ready.seen_by(side.interest()).is_empty() {
+                tasks.woken.extend(self.tasks[side as usize].take());
+            }
+        }
+        tasks.woken.len() > before
     }
 
     /// A thread is about to sleep until one of `interest`.

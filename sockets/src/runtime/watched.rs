@@ -11,6 +11,7 @@ mod turn;
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
+use std::task::Waker;
 
 use fulmar_stack::base::{Counter, Instant, SlotId};
 use fulmar_stack::device::Peek;
@@ -22,7 +23,7 @@ use crate::runtime::handoff::Handoff;
 use crate::runtime::poll_set::PollSetCore;
 use crate::runtime::ticket::{Post, Received, RecvTicket, Tickets};
 use crate::runtime::waiter::Waiter;
-use crate::runtime::watch::{Wakes, Watchers};
+use crate::runtime::watch::{Side, Tasks, Wakes, Watchers};
 use fulmar_stack::shard::{Event, RecvOutcome, Shard, ShardParts};
 
 /// A shard and the waiters of its sockets; it dereferences to the shard.
@@ -35,6 +36,7 @@ pub struct WatchedShard {
     /// The thread whose event loop is in a turn: see `turn.rs`.
     turn_of: Option<NonZeroUsize>,
     wakes: Wakes,
+    tasks: Tasks,
     received: Received,
     /// Wake-ups may be pending.
     has_kicks: bool,
@@ -65,6 +67,8 @@ pub(crate) struct AbandonedShard {
     /// Tickets of posted buffers, to be completed after the sockets are dropped.
     pub tickets: Tickets,
     pub handoff: Option<Box<Handoff>>,
+    /// All that wait.
+    pub tasks: Tasks,
 }
 
 impl WatchedShard {
@@ -77,6 +81,7 @@ impl WatchedShard {
             handoff: None,
             turn_of: None,
             wakes: Wakes::new(),
+            tasks: Tasks::default(),
             received: Received::default(),
             has_kicks: false,
             is_loss_untold: false,
@@ -167,17 +172,24 @@ impl WatchedShard {
                 Event::Ready(id, ready) => {
                     if let Some(watch) = self.watchers.find(id) {
                         watch.notify(id, ready, &mut self.wakes);
+                        if watch.take_tasks(ready, &mut self.tasks) {
+                            self.shard.watch(id, watch.interest());
+                        }
                     }
                 }
                 Event::Closed(id) => {
                     if let Some(watch) = self.watchers.find(id) {
                         // A waiter tries once more and gets the error that the socket is closed.
                         watch.notify(id, Ready::CLOSED, &mut self.wakes);
+                        watch.take_tasks(Ready::CLOSED, &mut self.tasks);
                         watch.leave_all(id);
                         self.shard.watch(id, watch.interest());
                     }
                 }
-                Event::Down => self.is_loss_untold = true,
+                Event::Down => {
+                    self.is_loss_untold = true;
+                    self.watchers.take_all_tasks(&mut self.tasks);
+                }
             }
         }
         self.events = events;
@@ -204,6 +216,11 @@ impl WatchedShard {
         self.has_kicks = false;
         self.shard.count(Counter::Wakeups, self.wakes.len() as u64);
         std::mem::take(&mut self.wakes)
+    }
+
+    /// The tasks to wake, when the thread is outside of the stack.
+    pub(crate) fn take_tasks(&mut self) -> Tasks {
+        std::mem::take(&mut self.tasks)
     }
 
     /// Whether the device was lost since the last call: every thread that waits is to be woken, whatever for.
@@ -242,6 +259,10 @@ impl WatchedShard {
             remains: self.shard.abandon(),
             tickets: std::mem::take(&mut self.tickets),
             handoff: self.handoff.take(),
+            tasks: {
+                self.watchers.take_all_tasks(&mut self.tasks);
+                std::mem::take(&mut self.tasks)
+            },
         }
     }
 }
@@ -262,6 +283,18 @@ impl WatchedShard {
             watch.remove_thread(w);
             self.update_interest(id);
         }
+    }
+
+    /// A task waits until a side of the socket is ready, instead of the task that waited for it.
+    #[inline]
+    pub(crate) fn watch_task(&mut self, id: SlotId, side: Side, waker: &Waker) {
+        if self.shard.ready(id).is_err() {
+            return;
+        }
+        let watch = self.watchers.of(id);
+        self.tasks.replace(watch.set_task(side, waker));
+        self.has_kicks |= !self.tasks.is_empty();
+        self.update_interest(id);
     }
 
     fn update_interest(&mut self, id: SlotId) {

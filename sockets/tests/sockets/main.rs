@@ -6,6 +6,7 @@ mod support;
 
 mod datagram;
 mod device_gone;
+mod driver;
 mod end;
 mod gateway;
 mod ledger;

@@ -105,6 +105,7 @@ impl Host {
         }
         contain(|| drop(wreck.tickets));
         contain(|| drop(wreck.handoff));
+        wreck.tasks.wake();
         self.take_returns();
         // The thread that had the lock when the stack failed may have gone to sleep since.
         self.wake_all();

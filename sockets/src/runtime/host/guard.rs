@@ -6,7 +6,7 @@ use super::{Host, Returned};
 use crate::runtime::reentry::Inside;
 use crate::runtime::sync::MutexGuard;
 use crate::runtime::ticket::Received;
-use crate::runtime::watch::Wake;
+use crate::runtime::watch::{Tasks, Wake};
 use crate::runtime::watched::WatchedShard;
 
 /// The shard lock. Releasing it drains the inbox and fires the wake-ups that were collected.
@@ -61,6 +61,7 @@ impl Host {
     #[inline(never)]
     fn release_and_kick(&self, shard: MutexGuard<'_, WatchedShard>, mark: Inside) {
         let (mut returned, mut received) = (Returned::new(), Received::default());
+        let mut tasks = Tasks::default();
         let mut held = Some(shard);
         while let Some(mut shard) = held {
             if !self.drain_inbox(&mut shard) {
@@ -68,6 +69,7 @@ impl Host {
             }
             let (wakes, kicks) = (shard.take_wakes(), shard.take_kicks());
             let is_lost = shard.take_loss();
+            tasks.append(&mut shard.take_tasks());
             returned.extend(std::iter::from_fn(|| shard.pool().pop_returned()));
             received.append(shard.take_received());
             self.release(shard);
@@ -79,8 +81,9 @@ impl Host {
             held = if self.inbox.is_empty() { None } else { self.try_shard() };
         }
         self.ledger.pass(Stage::Released);
-        // The destructors of `returned` and `received` may call the stack.
+        // The destructors of `returned` and `received` may call the stack, and so may the code of wakers.
         drop(mark);
+        tasks.wake();
     }
 }
 
