@@ -244,7 +244,7 @@ fn a_shard_has_one_driver_and_the_service_thread_after_it() {
         assert_eq!(second.kind(), io::ErrorKind::ResourceBusy);
         drop(driver);
         drop(a.driver().unwrap());
-        // Nobody drives: the task is woken by the service thread.
+        // Without a driver the service thread wakes the task.
         let flag = Arc::new(Flag::default());
         let waker = Waker::from(Arc::clone(&flag));
         let mut buf = [0; 9];

@@ -25,7 +25,7 @@ impl Host {
     /// for one side, the last.
     ///
     /// # Errors
-    /// The step's own, and those of [`Host::lock`].
+    /// Errors of the step, and those of [`Host::lock`].
     #[inline]
     pub(crate) fn poll_step<R>(
         &self,
@@ -65,7 +65,7 @@ impl Host {
         })
     }
 
-    /// From the first task on, the service thread polls whenever neither a caller nor a driver does.
+    /// The service thread polls from now on whenever neither a caller nor a driver does.
     fn poll_for_tasks(&self) {
         if !self.has_tasks.load(Ordering::Relaxed) && !self.has_tasks.swap(true, Ordering::SeqCst) {
             self.poll_for_sets();
