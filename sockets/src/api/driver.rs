@@ -12,8 +12,8 @@ use crate::runtime::Driving;
 /// and event loops of a program.
 ///
 /// While it lives the service thread of the stack is parked. [`AsFd`] gives a descriptor that covers device, timers and
-/// other threads: it is readable when the next turn has something to do, once a turn has returned false. Between two
-/// turns the calls of the driver's thread leave their frames to the next turn, which sends them as one burst, for two
+/// other threads: once [`Driver::rest`] has returned true, it is readable when the next turn has something to do. Between
+/// two turns the calls of the driver's thread leave their frames to the next turn, which sends them as one burst, for two
 /// milliseconds at most.
 ///
 /// The poll functions work without a driver, too: the service thread runs the stack then, in a thread of its own, which
@@ -33,7 +33,7 @@ use crate::runtime::Driving;
 /// let stack = Stack::builder().device(device).address("10.0.0.1/24".parse()?).build()?;
 /// let mut driver = stack.driver()?;
 /// for _ in 0..3 {
-///     while driver.turn()? {
+///     while driver.turn()? || !driver.rest()? {
 ///         // Tasks that were woken run here.
 ///     }
 ///     let mut ready = [PollFd::new(driver.as_fd(), PollFlags::POLLIN)];
@@ -67,14 +67,23 @@ impl Stack {
 }
 
 impl Driver {
-    /// Runs the stack once: sends, receives at most 128 frames, runs timers, and wakes tasks. True: something came or was
-    /// woken, so that another turn may be worth while. False: nothing did, and the descriptor is readable when the next
-    /// turn has something to do.
+    /// Runs the stack once: sends, receives at most 128 frames, runs timers, and wakes tasks. True: something came, or a
+    /// task was woken.
     ///
     /// # Errors
     /// `EBADF` in a forked child; `ENETDOWN` after a panic in the stack ([`Stack::failure`]).
     pub fn turn(&mut self) -> io::Result<bool> {
         self.driving.turn().map_err(to_io)
+    }
+
+    /// Prepares a sleep on the descriptor, when no task has anything to do. False: turn again, since something has come
+    /// meanwhile, or since the policy of waiting ([`ModerationConfig`](crate::ModerationConfig)) busy-polls for some
+    /// microseconds more.
+    ///
+    /// # Errors
+    /// As [`Driver::turn`].
+    pub fn rest(&mut self) -> io::Result<bool> {
+        self.driving.rest().map_err(to_io)
     }
 
     /// The stack that it runs.

@@ -4,7 +4,8 @@
 //!   turn ─► send what the turn before deferred ─► receive, timers ─► wake tasks
 //!     │ nothing came
 //!     ▼
-//!   arm the device, set the timer ─► the event loop sleeps on the driver's descriptor ─► turn
+//!   rest ─► busy-poll ─► turn
+//!     └──► arm the device, set the timer ─► the event loop sleeps on the driver's descriptor ─► turn
 //! ```
 //!
 //! The service thread is parked meanwhile. Threads in blocking calls follow the driver; one that waits for longer than
@@ -14,6 +15,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use fulmar_stack::base::{Counter, Instant};
+use fulmar_stack::device::moderation::{BusyPoll, Next};
 use fulmar_stack::device::{Interest, WakeFd};
 use fulmar_stack::socket::SocketError;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
@@ -30,6 +32,8 @@ pub(crate) struct Driving {
     descriptors: Epoll,
     /// It sleeps, or may: the device is armed.
     is_armed: bool,
+    /// Nothing has come since a rest began.
+    is_waiting: bool,
 }
 
 impl Driving {
@@ -54,52 +58,73 @@ impl Driving {
         if !host.leader.add_driver() {
             return Ok(None);
         }
-        Ok(Some(Driving { host: Arc::clone(host), descriptors, is_armed: false }))
+        Ok(Some(Driving {
+            host: Arc::clone(host),
+            descriptors,
+            is_armed: false,
+            is_waiting: false,
+        }))
     }
 
-    /// One turn: true if something came, or tasks were woken. False: the descriptor is readable when the next turn has
-    /// something to do.
+    /// One turn: sends, receives, runs timers, wakes tasks. True if there was anything to do.
     ///
     /// # Errors
     /// As [`Host::lock`].
     pub(crate) fn turn(&mut self) -> Result<bool, SocketError> {
-        let host = Arc::clone(&self.host);
-        let mut guard = host.lock()?;
+        let mut guard = self.host.lock()?;
         let now = sys::now();
-        let leads = host.leader.is_held_by(Role::Driver) || host.leader.try_take(Role::Driver);
         if std::mem::take(&mut self.is_armed) {
-            host.leader.awake(Role::Driver);
-            host.leader.clear_kick(Role::Driver);
+            self.host.leader.awake(Role::Driver);
+            self.host.leader.clear_kick(Role::Driver);
             guard.device().disarm();
+            guard.moderation().slept();
         }
         let came = guard.next_turn(now, POLL_BUDGET);
-        if came > 0 || guard.has_pending_kicks() {
-            return Ok(true);
-        }
-        guard.end_turn(now);
-        // Beside a caller that leads still: it runs the stack, and kicks the driver at its end.
-        Ok(leads && !self.rest(&mut guard, now))
+        let has_worked = came > 0 || guard.has_pending_kicks();
+        self.is_waiting &= !has_worked;
+        Ok(has_worked)
     }
 
-    /// Prepares the sleep. False: there is work.
-    fn rest(&mut self, guard: &mut Guard<'_>, now: Instant) -> bool {
-        let leader = &self.host.leader;
-        if !arm(guard, now, || false) {
-            return false;
+    /// Before a sleep on the descriptor. False: there is work, or it is worth while to poll for a few microseconds more
+    /// ([`ModerationConfig`](fulmar_stack::device::moderation::ModerationConfig)).
+    ///
+    /// # Errors
+    /// As [`Host::lock`].
+    pub(crate) fn rest(&mut self) -> Result<bool, SocketError> {
+        let (host, mut guard) = (&self.host, self.host.lock()?);
+        let now = sys::now();
+        if !std::mem::replace(&mut self.is_waiting, true) {
+            guard.moderation().start_waiting(now);
         }
-        let longest = if guard.device().wake_fd().is_some() { LONG_SLEEP } else { POLL_PERIOD };
-        let until = guard.next_deadline().unwrap_or(Instant::FAR_FUTURE).min(now + longest);
-        leader.timer_by(Role::Driver, now, until);
-        leader.will_sleep(Role::Driver, until);
-        if until <= now || guard.has_pending_kicks() || self.host.has_hand_offs(guard) {
-            leader.awake(Role::Driver);
-            guard.device().disarm();
-            return false;
+        guard.end_turn(now);
+        if !host.leader.is_held_by(Role::Driver) && !host.leader.try_take(Role::Driver) {
+            // A caller leads still. It runs the stack, and kicks the driver at its end.
+            return Ok(!guard.has_pending_kicks());
         }
-        guard.count(Counter::Sleeps, 1);
-        self.is_armed = true;
-        true
+        if let Next::BusyPoll { .. } = guard.next_wait(now, BusyPoll::Allowed) {
+            return Ok(false);
+        }
+        self.is_armed = arm_for(host, &mut guard, now);
+        Ok(self.is_armed)
     }
+}
+
+/// Arms device and timer for the sleep of a driver. False: there is work.
+fn arm_for(host: &Host, guard: &mut Guard<'_>, now: Instant) -> bool {
+    if !arm(guard, now, || false) {
+        return false;
+    }
+    let longest = if guard.device().wake_fd().is_some() { LONG_SLEEP } else { POLL_PERIOD };
+    let until = guard.next_deadline().unwrap_or(Instant::FAR_FUTURE).min(now + longest);
+    host.leader.timer_by(Role::Driver, now, until);
+    host.leader.will_sleep(Role::Driver, until);
+    if until <= now || guard.has_pending_kicks() || host.has_hand_offs(guard) {
+        host.leader.awake(Role::Driver);
+        guard.device().disarm();
+        return false;
+    }
+    guard.count(Counter::Sleeps, 1);
+    true
 }
 
 impl AsFd for Driving {
