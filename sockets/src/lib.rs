@@ -52,7 +52,7 @@
 
 #![deny(unsafe_code)]
 #![warn(unreachable_pub, clippy::exhaustive_enums)]
-#![cfg_attr(not(feature = "internals"), allow(dead_code, unreachable_pub))]
+#![cfg_attr(not(feature = "internals"), allow(dead_code, unreachable_pub, unused_imports))]
 
 mod api;
 mod drivers;

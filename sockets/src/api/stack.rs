@@ -270,6 +270,11 @@ impl Stack {
         self.inner.name()
     }
 
+    /// How long the drop of the last handle and socket waits: [`Builder::exit_drain`].
+    pub fn exit_drain(&self) -> Duration {
+        self.inner.exit_drain
+    }
+
     /// Closes every socket and waits until the accepted bytes are acknowledged, for at most `timeout`. Afterwards calls
     /// on them fail, and dropping the stack waits no more. The stack itself goes on until its last handle and its last
     /// socket are dropped: new sockets can be opened in it.

@@ -1,0 +1,8 @@
+//! The traits by which frameworks take a transport.
+
+#[cfg(feature = "axum")]
+mod axum;
+#[cfg(feature = "hyper")]
+pub(crate) mod hyper;
+#[cfg(feature = "tonic")]
+mod tonic;

@@ -1,0 +1,99 @@
+//! A stack and the task that drives it.
+
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use fulmar::{Driver, Stack};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::watch;
+
+/// How often the end checks whether all bytes are acknowledged.
+const DRAIN_PERIOD: Duration = Duration::from_millis(5);
+
+/// A stack that a task of the runtime drives. Clones are handles to the same stack; sockets have one, too.
+#[derive(Clone, Debug)]
+pub struct Net {
+    stack: Stack,
+    /// Ends the task when the last one is dropped.
+    _end: Arc<watch::Sender<()>>,
+}
+
+impl Net {
+    /// Starts the task that drives a stack, or a shard of it ([`Stack::on_shard`]), in the present runtime.
+    ///
+    /// # Errors
+    /// As [`Stack::driver`].
+    ///
+    /// # Panics
+    /// Outside of a tokio runtime whose I/O is enabled, as all of `tokio::net`.
+    pub fn new(stack: Stack) -> io::Result<Net> {
+        // The function that takes its place is unsafe, for types that change their descriptor; a driver has one for life.
+        #[allow(deprecated)]
+        let driver = AsyncFd::with_interest(stack.driver()?, Interest::READABLE)?;
+        let (end, mut ended) = watch::channel(());
+        tokio::spawn(async move {
+            let mut drive = Drive { driver };
+            tokio::select! {
+                biased;
+                () = &mut drive => return,
+                _ = ended.changed() => {}
+            }
+            drain(drive).await;
+        });
+        Ok(Net { stack, _end: Arc::new(end) })
+    }
+
+    /// The stack: routes, statistics, its end.
+    pub fn stack(&self) -> &Stack {
+        &self.stack
+    }
+}
+
+/// Delivers what the sockets have accepted, which are all dropped: else the drop of the stack would wait in the runtime.
+async fn drain(mut drive: Drive) {
+    let stack = drive.driver.get_ref().stack().clone();
+    let drained = async {
+        while stack.close(Duration::ZERO).is_err_and(|e| e.kind() == io::ErrorKind::TimedOut) {
+            tokio::time::sleep(DRAIN_PERIOD).await;
+        }
+    };
+    tokio::select! {
+        () = &mut drive => {}
+        _ = tokio::time::timeout(stack.exit_drain(), drained) => {}
+    }
+}
+
+/// Turns the driver; ends when the stack is down.
+struct Drive {
+    driver: AsyncFd<Driver>,
+}
+
+impl Future for Drive {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        loop {
+            let driver = self.driver.get_mut();
+            let goes_on = driver.turn().and_then(|worked| Ok(worked || !driver.rest()?));
+            match goes_on {
+                Err(_) => return Poll::Ready(()),
+                Ok(true) => {
+                    // The tasks that were woken come first.
+                    cx.waker().wake_by_ref();
+                    return Poll::Pending;
+                }
+                Ok(false) => {}
+            }
+            match ready!(self.driver.poll_read_ready(cx)) {
+                // The turn finds what there is.
+                Ok(mut ready) => ready.clear_ready(),
+                Err(_) => return Poll::Ready(()),
+            }
+        }
+    }
+}

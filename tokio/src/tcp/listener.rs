@@ -1,0 +1,91 @@
+//! The listener.
+
+use std::future::poll_fn;
+use std::io;
+use std::net::SocketAddr;
+use std::task::{Context, Poll};
+
+use fulmar::{ListenOptions, PendingConnection};
+use tokio::net::ToSocketAddrs;
+
+use super::{TcpStream, each_address};
+use crate::Net;
+
+/// A TCP listener.
+#[derive(Debug)]
+pub struct TcpListener {
+    listener: fulmar::TcpListener,
+    net: Net,
+}
+
+impl TcpListener {
+    /// Listens on the first address that can be bound.
+    ///
+    /// # Errors
+    /// As [`fulmar::TcpListener::bind`].
+    pub async fn bind(net: &Net, addr: impl ToSocketAddrs) -> io::Result<TcpListener> {
+        TcpListener::bind_with(net, addr, ListenOptions::default()).await
+    }
+
+    /// Listens with options.
+    ///
+    /// # Errors
+    /// As [`fulmar::TcpListener::bind_with`].
+    pub async fn bind_with(
+        net: &Net,
+        addr: impl ToSocketAddrs,
+        options: ListenOptions,
+    ) -> io::Result<TcpListener> {
+        each_address(addr, |addr| {
+            let bound = fulmar::TcpListener::bind_with(net.stack(), addr, options);
+            std::future::ready(bound.map(|listener| TcpListener { listener, net: net.clone() }))
+        })
+        .await
+    }
+
+    /// Accepts a connection. Cancellation safe.
+    ///
+    /// # Errors
+    /// As [`fulmar::TcpListener::accept`].
+    pub async fn accept(&self) -> io::Result<(TcpStream, SocketAddr)> {
+        poll_fn(|cx| self.poll_accept(cx)).await
+    }
+
+    /// As [`TcpListener::accept`]. Of the tasks that wait, the last is woken.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn poll_accept(&self, cx: &mut Context<'_>) -> Poll<io::Result<(TcpStream, SocketAddr)>> {
+        let accepted = self.listener.poll_accept(cx);
+        accepted.map_ok(|(stream, peer)| (TcpStream::of(stream, &self.net), peer))
+    }
+
+    /// Takes a SYN that the program answers or rejects: see [`fulmar::TcpListener::pending`]. Cancellation safe.
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn pending(&self) -> io::Result<PendingConnection> {
+        poll_fn(|cx| self.listener.poll_pending(cx)).await
+    }
+
+    /// Accepts a connection of [`TcpListener::pending`].
+    ///
+    /// # Errors
+    /// As [`PendingConnection::accept`].
+    pub fn accept_pending(&self, pending: PendingConnection) -> io::Result<TcpStream> {
+        Ok(TcpStream::of(pending.accept()?, &self.net))
+    }
+
+    /// The local address.
+    ///
+    /// # Errors
+    /// The socket is gone.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
+
+    /// The listener of the stack.
+    pub fn get_ref(&self) -> &fulmar::TcpListener {
+        &self.listener
+    }
+}
