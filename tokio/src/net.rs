@@ -1,8 +1,8 @@
 //! A stack and the task that drives it.
 
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::io;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -38,12 +38,10 @@ impl Net {
         let (end, mut ended) = watch::channel(());
         tokio::spawn(async move {
             let mut drive = Drive { driver };
-            tokio::select! {
-                biased;
-                () = &mut drive => return,
-                _ = ended.changed() => {}
+            let changed = async { _ = ended.changed().await };
+            if is_second(&mut drive, changed).await {
+                drain(drive).await;
             }
-            drain(drive).await;
         });
         Ok(Net { stack, _end: Arc::new(end) })
     }
@@ -54,18 +52,28 @@ impl Net {
     }
 }
 
+/// Runs two futures until one has ended. Whether that is the second.
+async fn is_second(first: impl Future<Output = ()>, second: impl Future<Output = ()>) -> bool {
+    let (mut first, mut second) = (pin!(first), pin!(second));
+    poll_fn(|cx| {
+        if first.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(false);
+        }
+        second.as_mut().poll(cx).map(|()| true)
+    })
+    .await
+}
+
 /// Delivers what the sockets have accepted, which are all dropped: else the drop of the stack would wait in the runtime.
-async fn drain(mut drive: Drive) {
+async fn drain(drive: Drive) {
     let stack = drive.driver.get_ref().stack().clone();
     let drained = async {
         while stack.close(Duration::ZERO).is_err_and(|e| e.kind() == io::ErrorKind::TimedOut) {
             tokio::time::sleep(DRAIN_PERIOD).await;
         }
     };
-    tokio::select! {
-        () = &mut drive => {}
-        _ = tokio::time::timeout(stack.exit_drain(), drained) => {}
-    }
+    let limited = async { _ = tokio::time::timeout(stack.exit_drain(), drained).await };
+    is_second(drive, limited).await;
 }
 
 /// Turns the driver; ends when the stack is down.
@@ -79,8 +87,7 @@ impl Future for Drive {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         loop {
             let driver = self.driver.get_mut();
-            let goes_on = driver.turn().and_then(|worked| Ok(worked || !driver.rest()?));
-            match goes_on {
+            match driver.turn() {
                 Err(_) => return Poll::Ready(()),
                 Ok(true) => {
                     // The tasks that were woken come first.
@@ -88,6 +95,12 @@ impl Future for Drive {
                     return Poll::Pending;
                 }
                 Ok(false) => {}
+            }
+            match driver.rest() {
+                Err(_) => return Poll::Ready(()),
+                // Busy-polls: once the runtime has looked at everything else, also at the future of `block_on`.
+                Ok(false) => return pin!(tokio::task::yield_now()).poll(cx),
+                Ok(true) => {}
             }
             match ready!(self.driver.poll_read_ready(cx)) {
                 // The turn finds what there is.

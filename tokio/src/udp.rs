@@ -65,7 +65,8 @@ impl UdpSocket {
     /// # Errors
     /// As [`fulmar::UdpSocket::send_to`].
     pub async fn send_to(&self, buf: &[u8], addr: impl ToSocketAddrs) -> io::Result<usize> {
-        let none = || io::Error::new(io::ErrorKind::InvalidInput, "could not resolve to any address");
+        let none =
+            || io::Error::new(io::ErrorKind::InvalidInput, "could not resolve to any address");
         let to = tokio::net::lookup_host(addr).await?.next().ok_or_else(none)?;
         poll_fn(|cx| self.socket.poll_send_to(cx, buf, Some(to))).await
     }

@@ -38,7 +38,8 @@ impl tower_service::Service<Uri> for Connector {
     fn call(&mut self, uri: Uri) -> Connecting {
         let net = self.0.clone();
         Box::pin(async move {
-            let no_host = || io::Error::new(io::ErrorKind::InvalidInput, format!("no host in {uri}"));
+            let no_host =
+                || io::Error::new(io::ErrorKind::InvalidInput, format!("no host in {uri}"));
             let host = uri.host().ok_or_else(no_host)?;
             let host = host.trim_start_matches('[').trim_end_matches(']');
             let is_tls = uri.scheme_str() == Some("https");

@@ -1,8 +1,11 @@
 //! The halves of a connection.
 
+use std::future::poll_fn;
 use std::io;
 use std::net::Shutdown;
 use std::sync::Arc;
+
+use fulmar::Loan;
 
 use super::{Io, TcpStream};
 
@@ -52,6 +55,14 @@ impl OwnedReadHalf {
         }
         write.forget();
         Ok(TcpStream { io: self.io })
+    }
+
+    /// Receives at most `max` bytes without a copy: see [`TcpStream::recv_owned`].
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn recv_owned(&self, max: usize) -> io::Result<Loan> {
+        poll_fn(|cx| self.io.stream.poll_recv_owned(cx, max)).await
     }
 
     /// The connection of the stack.

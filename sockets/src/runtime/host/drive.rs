@@ -15,7 +15,6 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use fulmar_stack::base::{Counter, Instant};
-use fulmar_stack::device::moderation::{BusyPoll, Next};
 use fulmar_stack::device::{Interest, WakeFd};
 use fulmar_stack::socket::SocketError;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
@@ -101,7 +100,7 @@ impl Driving {
             // A caller leads still. It runs the stack, and kicks the driver at its end.
             return Ok(!guard.has_pending_kicks());
         }
-        if let Next::BusyPoll { .. } = guard.next_wait(now, BusyPoll::Allowed) {
+        if guard.polls_on(now) {
             return Ok(false);
         }
         self.is_armed = arm_for(host, &mut guard, now);

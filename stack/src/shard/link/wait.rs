@@ -28,6 +28,13 @@ impl Shard {
         }
     }
 
+    /// Whether an event loop with other work polls once more instead of going to sleep. It never holds.
+    pub fn polls_on(&mut self, now: Instant) -> bool {
+        let next = self.rx.moderation.next_unheld(now, BusyPoll::Allowed);
+        self.rx.count_poll(&mut self.core.net.counters);
+        matches!(next, Next::BusyPoll { .. })
+    }
+
     /// Changes how threads wait for the device.
     pub fn set_moderation(&mut self, config: ModerationConfig) {
         self.core.config.moderation = config;
