@@ -37,6 +37,7 @@ pub mod serve;
 pub mod stats;
 pub mod stream;
 mod sys;
+pub mod tasks;
 pub mod topology;
 pub mod transfer;
 pub mod trust;

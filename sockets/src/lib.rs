@@ -29,8 +29,8 @@
 //!   shared with another process, or joins two stacks in one process; [`Device`] is the contract for a
 //!   device of your own.
 //! - **Event loops**: [`PollSet`] waits for many sockets, or lends its descriptor to any loop.
-//! - **async**: there is no adapter for tokio yet. `tokio::io::unix::AsyncFd` over a [`PollSet`] serves:
-//!   when it is readable, call [`PollSet::wait`] with a time-out of zero and clear its readiness.
+//! - **async**: a [`Driver`] runs the stack in the thread of an event loop, and sockets have poll functions
+//!   ([`TcpStream::poll_read`]). The crate `fulmar-tokio` has sockets for tokio.
 //! - **Without threads or an operating system**: the crate `fulmar-stack` is the whole stack as a value that is given
 //!   packets and the time (`no_std`); its example `two_shards` feeds two of them from memory.
 //! - **Not as in std**: 127.0.0.1 and `localhost` are the host's, not the stack's; two stacks reach each

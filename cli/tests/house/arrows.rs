@@ -36,13 +36,15 @@ const BELOW_LAB: &[&str] = &[
     "runtime",
     "drivers",
     "api",
+    "async",
     "netns",
     "nic",
     "simulation",
     "testbed",
 ];
 
-/// `io_uring` is what benches compare with the stack; `addr2line` and `inferno` draw profiles, `hdrhistogram` latencies.
+/// `io_uring` is what benches compare with the stack, `hyper` and `tokio` are what async programs are made of; `addr2line`
+/// and `inferno` draw profiles, `hdrhistogram` latencies.
 const LAB_OUTSIDE: &[&str] = &[
     "clap",
     "libc",
@@ -50,9 +52,13 @@ const LAB_OUTSIDE: &[&str] = &[
     "serde_json",
     "addr2line",
     "hdrhistogram",
+    "http_body_util",
+    "hyper",
+    "hyper_util",
     "inferno",
     "io_uring",
     "nix",
+    "tokio",
 ];
 
 /// From the bottom up. `tcp` never names `ip` and `ip` never names `device`: they meet in `shard`.
@@ -67,9 +73,15 @@ const ROOMS: &[Room] = &[
     ("tcp", "stack/src/tcp", &["base", "wire", "mbuf"], &[]),
     ("socket", "stack/src/socket", &["base", "mbuf", "tcp"], &[]),
     ("shard", "stack/src/shard", ENGINES, &["hashbrown", "siphasher"]),
-    ("runtime", "sockets/src/runtime", BELOW_RUNTIME, &["smallvec", "libc"]),
+    ("runtime", "sockets/src/runtime", BELOW_RUNTIME, &["smallvec", "libc", "nix"]),
     ("drivers", "sockets/src/drivers", &["base", "wire", "mbuf", "device"], &["libc", "io_uring"]),
     ("api", "sockets/src/api", BELOW_API, &["bytes", "nix", "serde", "serde_json"]),
+    (
+        "async",
+        "tokio/src",
+        &["api"],
+        &["axum", "http", "hyper_util", "tokio", "tonic", "tower_service"],
+    ),
     (
         "netns",
         "gateway/src/netns",
@@ -160,7 +172,7 @@ const ROOMS: &[Room] = &[
 /// Libraries from outside that a manifest of the workspace names, as a source spells them.
 fn libraries() -> BTreeSet<String> {
     let mut manifests = vec![root().join("lab/Cargo.toml")];
-    for folder in ["stack", "sockets", "gateway", "cli"] {
+    for folder in ["stack", "sockets", "tokio", "gateway", "cli"] {
         manifests.push(root().join(folder).join("Cargo.toml"));
     }
     for folder in std::fs::read_dir(root().join("lab")).expect("the laboratory") {
@@ -200,7 +212,7 @@ fn package_of(name: &str) -> Option<String> {
         "fulmar_lab" => Some("lab".to_owned()),
         _ => {
             let short = name.strip_prefix("fulmar_")?;
-            let is_product = ["stack", "gateway", "cli"].contains(&short);
+            let is_product = ["stack", "tokio", "gateway", "cli"].contains(&short);
             Some(if is_product { short.to_owned() } else { format!("lab/{short}") })
         }
     }

@@ -41,7 +41,7 @@ const NAMING: [&str; 5] = [
 ];
 
 /// Where the sources are.
-const SOURCES: [&str; 5] = ["stack", "sockets", "gateway", "cli", "lab"];
+const SOURCES: [&str; 6] = ["stack", "sockets", "tokio", "gateway", "cli", "lab"];
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")

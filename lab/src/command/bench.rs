@@ -8,7 +8,7 @@ use fulmar_lab::harness::page;
 use fulmar_lab::harness::report::{Machine, Report, busy_warning};
 use fulmar_lab::lock::BenchLock;
 use fulmar_lab::send::bench::What;
-use fulmar_lab::{bulk, egress, gateway, recv, scale, send, serve, trust, udp, wake, wan};
+use fulmar_lab::{bulk, egress, gateway, recv, scale, send, serve, tasks, trust, udp, wake, wan};
 use serde_json::Value;
 use std::fs::OpenOptions;
 use std::io;
@@ -24,6 +24,7 @@ pub struct Args {
 
 #[derive(Subcommand, Debug)]
 enum Bench {
+    Async(tasks::Options),
     Stream(bulk::Options),
     Send(send::bench::Writes),
     Sendfile(send::bench::Files),
@@ -50,6 +51,7 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
         eprintln!("{warning}");
     }
     let report = match &args.what {
+        Bench::Async(a) => tasks::run(a, isolated),
         Bench::Stream(a) => bulk::run(a, isolated),
         Bench::Send(a) => send::bench::run(What::Send, &a.options, isolated),
         Bench::Sendfile(a) => send::bench::run(What::SendFile, &a.options, isolated),
@@ -105,6 +107,7 @@ pub fn publish(
 impl Bench {
     fn common(&self) -> &Common {
         match self {
+            Bench::Async(a) => &a.common,
             Bench::Stream(a) => &a.common,
             Bench::Send(a) => &a.options.common,
             Bench::Sendfile(a) => &a.options.common,
