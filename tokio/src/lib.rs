@@ -1,4 +1,4 @@
-//! Sockets of [fulmar](fulmar) for tokio.
+//! Sockets of [fulmar] for tokio.
 //!
 //! A [`Net`] is a stack whose [driver](fulmar::Driver) is a task of the runtime: the worker that runs the task receives,
 //! runs timers and wakes the tasks of sockets, so that a byte crosses no thread between the device and the program.

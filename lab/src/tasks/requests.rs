@@ -110,7 +110,7 @@ pub(super) async fn measure<W: Way>(connections: usize, time: Duration) -> io::R
     begin.cost(requests)
 }
 
-/// The server's end for as many connections, to their ends. The account begins with the request after `warm`.
+/// The server's end of that number of connections, to their ends. The account begins after `warm` requests.
 pub(super) async fn serve(
     listener: impl Listen,
     connections: usize,
