@@ -30,7 +30,8 @@
 //! - **Runtimes**: `current_thread` is the fastest: all tasks of the stack run on the thread that runs the stack. With
 //!   several workers the driver moves between them as other tasks do. A stack of several shards has one [`Net`] for each
 //!   ([`fulmar::Stack::on_shard`]).
-//! - **A task that blocks** the worker of the driver stops the stack, as it stops every task of that worker.
+//! - **A task that blocks** the worker of the driver delays the stack for 100 ms; then the stack's own thread runs it until
+//!   the driver turns again. The same holds for a runtime that nobody enters.
 //! - **The end**: the driver ends with the last handle and the last socket. What a socket accepted is delivered meanwhile,
 //!   for at most [`fulmar::Builder::exit_drain`]. A runtime that is shut down earlier drops the driver; then the stack
 //!   runs in its own thread until it is dropped.

@@ -68,12 +68,16 @@ async fn is_second(first: impl Future<Output = ()>, second: impl Future<Output =
 async fn drain(drive: Drive) {
     let stack = drive.driver.get_ref().stack().clone();
     let drained = async {
-        while stack.close(Duration::ZERO).is_err_and(|e| e.kind() == io::ErrorKind::TimedOut) {
+        while stack.is_drained().is_ok_and(|is_drained| !is_drained) {
             tokio::time::sleep(DRAIN_PERIOD).await;
         }
     };
     let limited = async { _ = tokio::time::timeout(stack.exit_drain(), drained).await };
     is_second(drive, limited).await;
+    if stack.is_drained().is_ok_and(|is_drained| !is_drained) {
+        // Its drop waits once more, and not here.
+        std::thread::spawn(move || drop(stack));
+    }
 }
 
 /// Turns the driver; ends when the stack is down.

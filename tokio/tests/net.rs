@@ -217,6 +217,44 @@ fn what_was_accepted_is_delivered_after_all_handles_are_dropped() {
 }
 
 #[test]
+fn a_stack_that_has_other_handles_outlives_its_net() {
+    use std::io::{Read, Write};
+    let [a, b] = stacks();
+    let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+    let nets = runtime.block_on(async { [&a, &b].map(|stack| Net::new(stack.clone()).unwrap()) });
+    let listener = fulmar::TcpListener::bind(&a, "10.0.0.1:80").unwrap();
+    let mut client = fulmar::TcpStream::connect(&b, "10.0.0.1:80").unwrap();
+    let (mut server, _) = listener.accept().unwrap();
+    drop(nets);
+    runtime.block_on(async { tokio::time::sleep(Duration::from_millis(100)).await });
+    client.write_all(b"still open").unwrap();
+    server.read_exact(&mut [0; 10]).unwrap();
+    runtime.block_on(async { drop(Net::new(a.clone()).expect("the driver is gone")) });
+}
+
+#[test]
+fn a_peer_that_is_gone_holds_up_no_runtime() {
+    let [a, b] = stacks();
+    let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+    let begun = Instant::now();
+    runtime.block_on(async {
+        let nets = [a, b].map(|stack| Net::new(stack).unwrap());
+        let (mut client, server) = connection(&nets[0], &nets[1]).await;
+        // More than the peer takes, which never reads.
+        let sent = timeout(Duration::from_millis(100), client.write_all(&pattern(8 << 20))).await;
+        assert!(sent.is_err());
+        let other = nets[1].clone();
+        drop((client, nets));
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        drop((server, other));
+        let slept = Instant::now();
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        assert!(slept.elapsed() < Duration::from_secs(1), "the runtime goes on");
+    });
+    assert!(begun.elapsed() < Duration::from_secs(3));
+}
+
+#[test]
 fn a_runtime_that_is_shut_down_leaves_the_stack_to_its_own_thread() {
     use std::io::{Read, Write};
     let [a, b] = stacks();

@@ -19,8 +19,8 @@ use crate::runtime::Driving;
 /// The poll functions work without a driver, too: the service thread runs the stack then, in a thread of its own, which
 /// costs two switches of threads for each answer.
 ///
-/// If the driver is not turned, tasks wait. Threads in blocking calls of the same stack notice after 100 ms and receive
-/// for themselves. Dropping the driver gives the stack back to the service thread.
+/// If the driver is not turned for 100 ms after its descriptor became readable, since its thread is busy or its event loop
+/// does not run, the service thread runs the stack until the next turn. Dropping the driver gives the stack back to it.
 ///
 /// With several shards each has a driver of its own: see [`Stack::on_shard`].
 ///

@@ -270,6 +270,24 @@ impl Stack {
         self.inner.name()
     }
 
+    /// Whether the bytes that sockets have accepted are acknowledged, those of closed sockets included, or the stack is
+    /// down. Then the drop of the last handle and socket does not wait.
+    ///
+    /// # Errors
+    /// `EBADF` in a forked child.
+    pub fn is_drained(&self) -> io::Result<bool> {
+        let is_drained = |host: &Arc<crate::runtime::Host>| {
+            host.call(|shard, _| {
+                let is_sent = shard.is_drained(None) && shard.device().stats().tx_held == 0;
+                Ok(is_sent || shard.down().is_some())
+            })
+        };
+        match self.inner.hosts().try_fold(true, |all, host| Ok(all && is_drained(host)?)) {
+            Err(SocketError::NetworkDown) => Ok(true),
+            done => done.map_err(to_io),
+        }
+    }
+
     /// How long the drop of the last handle and socket waits: [`Builder::exit_drain`].
     pub fn exit_drain(&self) -> Duration {
         self.inner.exit_drain

@@ -47,7 +47,7 @@ use crate::runtime::sync::{
 };
 use crate::runtime::sys;
 use crate::runtime::watched::WatchedShard;
-pub(crate) use drive::Driving;
+pub(crate) use drive::{Driven, Driving};
 use failure::OnUnwind;
 pub use guard::Guard;
 
@@ -74,6 +74,8 @@ pub struct Host {
     /// Exposed poll sets: their owners may sleep in epoll_wait(2), where they do not poll the device.
     pub(crate) poll_sets: AtomicUsize,
     pub(crate) service: Service,
+    /// What the driver sleeps on, if there is one.
+    driver: Mutex<Option<Arc<Driven>>>,
     /// A task of an async program has waited for a socket: it does not run the stack itself.
     has_tasks: AtomicBool,
     forks: u32,
@@ -128,6 +130,7 @@ impl Host {
             activity: AtomicU64::new(0),
             poll_sets: AtomicUsize::new(0),
             service: Service::default(),
+            driver: Mutex::new(None),
             has_tasks: AtomicBool::new(false),
             forks: sys::fork_generation(),
             last_caller: AtomicUsize::new(0),
@@ -355,6 +358,11 @@ impl Host {
             }
         }
         set.raw_fd()
+    }
+
+    /// The driver, if there is one.
+    pub(crate) fn driven(&self) -> Option<Arc<Driven>> {
+        lock(&self.driver).clone()
     }
 
     /// A poll set was exposed that may have sockets of this shard.

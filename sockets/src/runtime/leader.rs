@@ -84,6 +84,16 @@ impl Leader {
         may && (swap(NONE) || (role != Role::Service && swap(Role::Service as u8)))
     }
 
+    /// The service thread takes the lead in the place of a driver that is stuck, which takes it back with its next turn.
+    /// False: a caller leads.
+    pub(crate) fn stand_in(&self) -> bool {
+        let swap = |from| {
+            let to = Role::Service as u8;
+            self.role.compare_exchange(from, to, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+        };
+        swap(NONE) || swap(Role::Driver as u8)
+    }
+
     /// A driver comes; false: there is one.
     pub(crate) fn add_driver(&self) -> bool {
         !self.has_driver.swap(true, Ordering::SeqCst)
@@ -258,6 +268,8 @@ mod tests {
         b.remove_driver();
         assert!(!b.is_led() && b.try_take(Role::Service) && b.add_driver());
         assert!(b.try_take(Role::Driver), "from the service thread");
+        assert!(b.stand_in() && b.is_held_by(Role::Service));
+        assert!(b.try_take(Role::Driver), "back with the next turn");
     }
 
     #[test]

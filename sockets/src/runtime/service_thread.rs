@@ -3,7 +3,8 @@
 //! ```text
 //!   callers come and go     tick: run timers every TICK, poll the device if no caller did
 //!   no calls since a tick   lead: poll the device, sleep on it
-//!   a caller or driver leads  back off: tick, and park after TICKS_BEFORE_PARKING
+//!   a caller leads          back off: tick, and park after TICKS_BEFORE_PARKING
+//!   a driver leads          stand by: wait for its descriptor, and lead if it does not turn
 //! ```
 //!
 //! An idle stack uses no CPU.
@@ -82,6 +83,9 @@ impl ServiceThread {
     fn run_once(&mut self, host: &Host) {
         if host.leader.is_led() {
             host.set_coarse_clock(false);
+            if host.leader.has_driver() {
+                return self.stand_by(host);
+            }
             return self.back_off(host);
         }
         self.caller_ticks = 0;
@@ -95,6 +99,14 @@ impl ServiceThread {
         }
         host.set_coarse_clock(false);
         if host.leader.try_take(Role::Service) {
+            self.poll_device(host);
+            host.leader.resign(Role::Service);
+        }
+    }
+
+    /// A driver leads: stands in while it is stuck.
+    fn stand_by(&mut self, host: &Host) {
+        if host.is_driver_stuck() {
             self.poll_device(host);
             host.leader.resign(Role::Service);
         }
@@ -116,7 +128,7 @@ impl ServiceThread {
         self.polls = guard.counters().value(Counter::RxPolls);
     }
 
-    /// A caller or a driver leads.
+    /// A caller leads.
     fn back_off(&mut self, host: &Host) {
         self.caller_ticks += 1;
         if self.caller_ticks < TICKS_BEFORE_PARKING {
@@ -164,7 +176,8 @@ impl ServiceThread {
             let slept = host.sleep_on_device(guard, Role::Service, &self.waiter, None, hold);
             let Ok(mut guard) = slept else { return };
             let calls = host.activity.load(Ordering::Relaxed);
-            if calls != self.seen && host.poll_sets.load(Ordering::Relaxed) == 0 {
+            let callers_run_it = calls != self.seen && host.poll_sets.load(Ordering::Relaxed) == 0;
+            if callers_run_it && !host.leader.has_driver() {
                 guard.step(sys::now(), POLL_BUDGET);
                 return;
             }

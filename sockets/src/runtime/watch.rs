@@ -122,8 +122,8 @@ impl Watchers {
         self.0.iter_mut().for_each(|watch| _ = watch.take_tasks(Ready::CLOSED, tasks));
     }
 
-    /// The watchers of a socket that exists.
-    pub(super) fn of(&mut self, id: SlotId) -> &mut Watch {
+    /// The watchers of a socket that exists. `tasks` gets those of an earlier socket of the slot.
+    pub(super) fn of(&mut self, id: SlotId, tasks: &mut Tasks) -> &mut Watch {
         let at = id.index as usize;
         if self.0.len() <= at {
             self.0.resize_with(at + 1, Watch::default);
@@ -133,7 +133,7 @@ impl Watchers {
             // Of a socket that is gone.
             watch.leave_all(SlotId { index: id.index, generation: watch.generation });
             watch.threads.clear();
-            watch.tasks = [None, None];
+            watch.take_tasks(Ready::CLOSED, tasks);
             watch.generation = id.generation;
         }
         watch
@@ -310,10 +310,10 @@ mod tests {
         let set = Arc::new(PollSetCore::new().unwrap());
         let (mut watchers, mut wakes) = (Watchers::default(), Wakes::new());
         let (gone, next) = (id(3), SlotId { index: 3, generation: 1 });
-        watchers.of(gone).join(0, &set, 5, Ready::READABLE);
-        watchers.of(gone).notify(gone, Ready::READABLE, &mut wakes);
+        watchers.of(gone, &mut Tasks::default()).join(0, &set, 5, Ready::READABLE);
+        watchers.of(gone, &mut Tasks::default()).notify(gone, Ready::READABLE, &mut wakes);
         assert!(watchers.find(next).is_none());
-        assert_eq!(watchers.of(next).interest(), None);
+        assert_eq!(watchers.of(next, &mut Tasks::default()).interest(), None);
         assert!(watchers.find(gone).is_none());
         assert!(!set.has_candidates());
     }

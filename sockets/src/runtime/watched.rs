@@ -272,7 +272,7 @@ impl WatchedShard {
     /// A thread is about to sleep until the socket is ready.
     pub(crate) fn watch_thread(&mut self, id: SlotId, w: &Arc<Waiter>, interest: Ready) {
         if self.shard.ready(id).is_ok() {
-            self.watchers.of(id).add_thread(w, interest);
+            self.watchers.of(id, &mut self.tasks).add_thread(w, interest);
             self.update_interest(id);
         }
     }
@@ -291,8 +291,8 @@ impl WatchedShard {
         if self.shard.ready(id).is_err() {
             return;
         }
-        let watch = self.watchers.of(id);
-        self.tasks.replace(watch.set_task(side, waker));
+        let replaced = self.watchers.of(id, &mut self.tasks).set_task(side, waker);
+        self.tasks.replace(replaced);
         self.has_kicks |= !self.tasks.is_empty();
         self.update_interest(id);
     }
@@ -316,7 +316,7 @@ impl WatchedShard {
     ) -> Result<(), SocketError> {
         self.shard.ready(id)?;
         let shard = self.shard.siblings().id();
-        self.watchers.of(id).join(shard, set, token, interest);
+        self.watchers.of(id, &mut self.tasks).join(shard, set, token, interest);
         self.update_interest(id);
         self.shard.notify(id);
         self.dispatch();

@@ -258,6 +258,36 @@ fn a_shard_has_one_driver_and_the_service_thread_after_it() {
 }
 
 #[test]
+fn the_service_thread_stands_in_for_a_driver_that_is_stuck() {
+    within(|| {
+        let (a, b) = stacks();
+        let mut drivers = [a.driver().unwrap(), b.driver().unwrap()];
+        let mut turn = || {
+            for driver in &mut drivers {
+                while driver.turn().unwrap() || !driver.rest().unwrap() {}
+            }
+        };
+        turn();
+        // Nobody turns: both service threads stand in, of which one is in no call.
+        let listener = TcpListener::bind(&b, (B, 80)).unwrap();
+        for _ in 0..3 {
+            let client = TcpStream::connect(&a, (B, 80)).unwrap();
+            let (server, _) = listener.accept().unwrap();
+            let begun = Instant::now();
+            for _ in 0..100 {
+                (&client).write_all(b"x").unwrap();
+                (&server).read_exact(&mut [0; 1]).unwrap();
+                (&server).write_all(b"y").unwrap();
+                (&client).read_exact(&mut [0; 1]).unwrap();
+            }
+            assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
+            // The drivers take the lead back.
+            turn();
+        }
+    });
+}
+
+#[test]
 fn a_thread_in_a_blocking_call_needs_no_turn_of_a_driver_that_is_stuck() {
     within(|| {
         let (a, b) = stacks();

@@ -8,13 +8,14 @@
 //!     └──► arm the device, set the timer ─► the event loop sleeps on the driver's descriptor ─► turn
 //! ```
 //!
-//! The service thread is parked meanwhile. Threads in blocking calls follow the driver; one that waits for longer than
-//! [`DRIVER_PATIENCE`](super::wait_guard) polls the device itself, since the driver's thread may be busy.
+//! The service thread waits for the driver's descriptor, too. If the driver does not turn for [`PATIENCE`], though that was
+//! readable or it has not rested, its thread is busy or its event loop does not run: the service thread stands in until the
+//! next turn. Threads in blocking calls follow the driver, and poll the device themselves after the same time.
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::Arc;
 
-use fulmar_stack::base::{Counter, Instant};
+use fulmar_stack::base::{Counter, Duration, Instant};
 use fulmar_stack::device::{Interest, WakeFd};
 use fulmar_stack::socket::SocketError;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
@@ -22,13 +23,25 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 use super::{Guard, Host, POLL_BUDGET};
 use crate::runtime::leader::Role;
 use crate::runtime::sleep::{LONG_SLEEP, POLL_PERIOD, arm};
+use crate::runtime::sync::{AtomicBool, AtomicU64, Ordering, lock};
 use crate::runtime::sys;
+
+/// How long a driver may leave its descriptor readable.
+pub(super) const PATIENCE: Duration = Duration::from_millis(100);
+
+/// What others see of a driver.
+pub(crate) struct Driven {
+    /// The device, the kick and the timer.
+    descriptors: Epoll,
+    turns: AtomicU64,
+    /// The descriptor becomes readable when there is something to do.
+    is_resting: AtomicBool,
+}
 
 /// See the module's header. The service thread runs the stack again when it is dropped.
 pub(crate) struct Driving {
     host: Arc<Host>,
-    /// The device, the kick and the timer.
-    descriptors: Epoll,
+    driven: Arc<Driven>,
     /// It sleeps, or may: the device is armed.
     is_armed: bool,
     /// Nothing has come since a rest began.
@@ -57,12 +70,14 @@ impl Driving {
         if !host.leader.add_driver() {
             return Ok(None);
         }
-        Ok(Some(Driving {
-            host: Arc::clone(host),
+        let driven = Arc::new(Driven {
             descriptors,
-            is_armed: false,
-            is_waiting: false,
-        }))
+            turns: AtomicU64::new(0),
+            is_resting: AtomicBool::new(false),
+        });
+        *lock(&host.driver) = Some(Arc::clone(&driven));
+        host.service.unpark();
+        Ok(Some(Driving { host: Arc::clone(host), driven, is_armed: false, is_waiting: false }))
     }
 
     /// One turn: sends, receives, runs timers, wakes tasks. True if there was anything to do.
@@ -70,8 +85,11 @@ impl Driving {
     /// # Errors
     /// As [`Host::lock`].
     pub(crate) fn turn(&mut self) -> Result<bool, SocketError> {
+        self.driven.turns.fetch_add(1, Ordering::SeqCst);
+        self.driven.is_resting.store(false, Ordering::SeqCst);
         let mut guard = self.host.lock()?;
         let now = sys::now();
+        self.host.give_lead_to_driver();
         if std::mem::take(&mut self.is_armed) {
             self.host.leader.awake(Role::Driver);
             self.host.leader.clear_kick(Role::Driver);
@@ -96,7 +114,7 @@ impl Driving {
             guard.moderation().start_waiting(now);
         }
         guard.end_turn(now);
-        if !host.leader.is_held_by(Role::Driver) && !host.leader.try_take(Role::Driver) {
+        if !host.give_lead_to_driver() {
             // A caller leads still. It runs the stack, and kicks the driver at its end.
             return Ok(!guard.has_pending_kicks());
         }
@@ -104,6 +122,7 @@ impl Driving {
             return Ok(false);
         }
         self.is_armed = arm_for(host, &mut guard, now);
+        self.driven.is_resting.store(self.is_armed, Ordering::SeqCst);
         Ok(self.is_armed)
     }
 }
@@ -126,9 +145,46 @@ fn arm_for(host: &Host, guard: &mut Guard<'_>, now: Instant) -> bool {
     true
 }
 
+impl Host {
+    /// The driver takes the lead, also back from the service thread, which then waits for the driver again. False: a caller
+    /// leads.
+    fn give_lead_to_driver(&self) -> bool {
+        if self.leader.is_held_by(Role::Driver) {
+            return true;
+        }
+        let has_taken = self.leader.try_take(Role::Driver);
+        if let (true, Some(kick)) = (has_taken, self.leader.sleeping(Role::Service)) {
+            sys::signal_event(kick);
+        }
+        has_taken
+    }
+
+    /// The service thread waits until the driver is stuck; then it leads in its place. False: it is not, or is gone.
+    pub(crate) fn is_driver_stuck(&self) -> bool {
+        let Some(driven) = self.driven() else { return false };
+        let state =
+            || (driven.turns.load(Ordering::SeqCst), driven.is_resting.load(Ordering::SeqCst));
+        let before = state();
+        let wait = |device, until| {
+            let timer = self.leader.timer_at(Role::Service, until);
+            let was_kicked = sys::sleep_on(device, self.leader.kick_fd(Role::Service), timer);
+            if was_kicked {
+                self.leader.clear_kick(Role::Service);
+            }
+            was_kicked
+        };
+        let descriptor = WakeFd::readable(driven.descriptors.0.as_raw_fd());
+        if before.1 && wait(Some(descriptor), Instant::FAR_FUTURE) {
+            return false;
+        }
+        let was_kicked = wait(None, sys::now() + PATIENCE);
+        !was_kicked && state() == before && self.leader.has_driver() && self.leader.stand_in()
+    }
+}
+
 impl AsFd for Driving {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.descriptors.0.as_fd()
+        self.driven.descriptors.0.as_fd()
     }
 }
 
@@ -143,7 +199,10 @@ impl Drop for Driving {
                 guard.device().disarm();
             }
         }
+        *lock(&self.host.driver) = None;
         self.host.leader.remove_driver();
+        // The service thread may wait for the driver.
+        sys::signal_event(self.host.leader.kick_fd(Role::Service));
         self.host.promote_follower();
     }
 }

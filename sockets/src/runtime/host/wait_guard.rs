@@ -37,8 +37,6 @@ impl WaitTarget<'_> {
 
 /// Longest busy poll between two checks of the timers, which another thread may have armed meanwhile.
 const SPIN_PERIOD: Duration = Duration::from_millis(1);
-/// How long a thread waits for the driver of a program, which may be stuck in a task, before it polls itself.
-const DRIVER_PATIENCE: Duration = Duration::from_millis(100);
 /// How often a drain checks whether it is done.
 const DRAIN_PERIOD: Duration = Duration::from_millis(5);
 
@@ -184,7 +182,7 @@ impl<'a, 'f> WaitGuard<'a, 'f> {
         // The leader may have left between the failed attempt and the registration.
         if self.host.leader.is_led() {
             let left = give_up.map(|at| at.since(sys::now()));
-            let patience = self.host.leader.has_driver().then_some(DRIVER_PATIENCE);
+            let patience = self.host.leader.has_driver().then_some(super::drive::PATIENCE);
             self.waiter.park(left.into_iter().chain(patience).min());
         }
         self.host.pass(Stage::Slept);
