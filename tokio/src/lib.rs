@@ -31,7 +31,7 @@
 //!   several workers the driver moves between them as other tasks do. A stack of several shards has one [`Net`] for each
 //!   ([`fulmar::Stack::on_shard`]).
 //! - **A task that blocks** the worker of the driver delays the stack for 100 ms; then the stack's own thread runs it until
-//!   the driver turns again. The same holds for a runtime that nobody enters.
+//!   the driver turns again. It also does so while no thread runs the runtime.
 //! - **The end**: the driver ends with the last handle and the last socket. What a socket accepted is delivered meanwhile,
 //!   for at most [`fulmar::Builder::exit_drain`]. A runtime that is shut down earlier drops the driver; then the stack
 //!   runs in its own thread until it is dropped.

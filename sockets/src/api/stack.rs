@@ -270,8 +270,8 @@ impl Stack {
         self.inner.name()
     }
 
-    /// Whether the bytes that sockets have accepted are acknowledged, those of closed sockets included, or the stack is
-    /// down. Then the drop of the last handle and socket does not wait.
+    /// Whether every accepted byte is acknowledged, also of closed sockets. The drop of the last handle and socket does not
+    /// wait then. True as well if the stack is down.
     ///
     /// # Errors
     /// `EBADF` in a forked child.

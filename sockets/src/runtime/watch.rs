@@ -122,7 +122,7 @@ impl Watchers {
         self.0.iter_mut().for_each(|watch| _ = watch.take_tasks(Ready::CLOSED, tasks));
     }
 
-    /// The watchers of a socket that exists. `tasks` gets those of an earlier socket of the slot.
+    /// The watchers of a socket that exists. Tasks of an earlier socket of the slot move to `tasks`.
     pub(super) fn of(&mut self, id: SlotId, tasks: &mut Tasks) -> &mut Watch {
         let at = id.index as usize;
         if self.0.len() <= at {

@@ -268,7 +268,7 @@ fn the_service_thread_stands_in_for_a_driver_that_is_stuck() {
             }
         };
         turn();
-        // Nobody turns: both service threads stand in, of which one is in no call.
+        // Without turns both service threads stand in; no thread is in a call of the second stack.
         let listener = TcpListener::bind(&b, (B, 80)).unwrap();
         for _ in 0..3 {
             let client = TcpStream::connect(&a, (B, 80)).unwrap();
