@@ -140,7 +140,7 @@ impl TcpStream {
     /// Reads without waiting.
     ///
     /// # Errors
-    /// `WouldBlock`, and those of `recv(2)`.
+    /// `WouldBlock`, and the errors of `recv(2)`.
     pub fn try_read(&self, buf: &mut [u8]) -> io::Result<usize> {
         let mut bufs = [io::IoSliceMut::new(buf)];
         self.io.stream.recv_with(&mut bufs, fulmar::RecvFlags::DONT_WAIT)
@@ -149,7 +149,7 @@ impl TcpStream {
     /// Writes without waiting.
     ///
     /// # Errors
-    /// `WouldBlock`, and those of `send(2)`.
+    /// `WouldBlock`, and the errors of `send(2)`.
     pub fn try_write(&self, buf: &[u8]) -> io::Result<usize> {
         self.io.stream.send_with(&[IoSlice::new(buf)], SendFlags::DONT_WAIT)
     }

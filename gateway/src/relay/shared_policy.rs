@@ -76,9 +76,12 @@ impl SharedPolicy {
         self.decide_by(flow, |policy, flow| policy.decide(flow))
     }
 
-    /// The same of a flow that cannot wait.
+    /// The same of a flow that cannot wait: where the policy would wait, it is denied.
     pub(crate) fn decide_now(&self, flow: &NewFlow<'_>) -> Decided {
-        self.decide_by(flow, |policy, flow| policy.decide_now(flow))
+        match self.decide_by(flow, |policy, flow| policy.decide_now(flow)) {
+            Decided::Wait => Decided::Deny(None),
+            decided => decided,
+        }
     }
 
     /// Whether the name of a flow may be looked up.
@@ -211,6 +214,21 @@ mod tests {
             is_host: false,
             host_network: None,
         }
+    }
+
+    struct Slow;
+
+    impl Policy for Slow {
+        fn decide(&mut self, _: &NewFlow<'_>) -> Ruling {
+            Decision::Wait.into()
+        }
+    }
+
+    #[test]
+    fn a_flow_that_cannot_wait_is_denied_where_the_policy_waits() {
+        let policy = SharedPolicy::new(Some(Box::new(Slow)));
+        assert!(matches!(policy.decide(&flow(1)), Decided::Wait));
+        assert!(matches!(policy.decide_now(&flow(1)), Decided::Deny(None)));
     }
 
     #[test]

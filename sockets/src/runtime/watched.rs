@@ -218,9 +218,11 @@ impl WatchedShard {
         std::mem::take(&mut self.wakes)
     }
 
-    /// The tasks to wake, when the thread is outside of the stack.
-    pub(crate) fn take_tasks(&mut self) -> Tasks {
-        std::mem::take(&mut self.tasks)
+    /// Moves the tasks to wake, when the thread is outside of the stack, to `into`.
+    pub(crate) fn move_tasks(&mut self, into: &mut Tasks) {
+        if !self.tasks.is_empty() {
+            into.append(&mut self.tasks);
+        }
     }
 
     /// Whether the device was lost since the last call: every thread that waits is to be woken, whatever for.

@@ -11,8 +11,8 @@ use hyper_util::rt::TokioIo;
 
 use crate::{Net, TcpStream};
 
-/// Connects a client of hyper over a stack: a tower `Service<Uri>`. Host and port are those of the URI; names are
-/// resolved by the host's resolver.
+/// Connects a client of hyper over a stack: a tower `Service<Uri>`. The URI has host and port; names are resolved by the
+/// host's resolver.
 #[derive(Clone, Debug)]
 pub struct Connector(Net);
 

@@ -23,7 +23,7 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 use super::{Guard, Host, POLL_BUDGET};
 use crate::runtime::leader::Role;
 use crate::runtime::sleep::{LONG_SLEEP, POLL_PERIOD, arm};
-use crate::runtime::sync::{AtomicBool, AtomicU64, Ordering, lock};
+use crate::runtime::sync::{AtomicU64, Ordering, lock};
 use crate::runtime::sys;
 
 /// How long a driver may leave its descriptor readable.
@@ -33,15 +33,23 @@ pub(super) const PATIENCE: Duration = Duration::from_millis(100);
 pub(crate) struct Driven {
     /// The device, the kick and the timer.
     descriptors: Epoll,
-    turns: AtomicU64,
-    /// The descriptor becomes readable when there is something to do.
-    is_resting: AtomicBool,
+    /// Twice the number of its turns; one more while it rests, when the descriptor tells that there is something to do.
+    state: AtomicU64,
+}
+
+impl Driven {
+    /// Its state, and whether it rests.
+    fn state(&self) -> (u64, bool) {
+        let state = self.state.load(Ordering::Acquire);
+        (state, state & 1 == 1)
+    }
 }
 
 /// See the module's header. The service thread runs the stack again when it is dropped.
 pub(crate) struct Driving {
     host: Arc<Host>,
     driven: Arc<Driven>,
+    turns: u64,
     /// It sleeps, or may: the device is armed.
     is_armed: bool,
     /// Nothing has come since a rest began.
@@ -70,14 +78,11 @@ impl Driving {
         if !host.leader.add_driver() {
             return Ok(None);
         }
-        let driven = Arc::new(Driven {
-            descriptors,
-            turns: AtomicU64::new(0),
-            is_resting: AtomicBool::new(false),
-        });
+        let driven = Arc::new(Driven { descriptors, state: AtomicU64::new(0) });
         *lock(&host.driver) = Some(Arc::clone(&driven));
         host.service.unpark();
-        Ok(Some(Driving { host: Arc::clone(host), driven, is_armed: false, is_waiting: false }))
+        let host = Arc::clone(host);
+        Ok(Some(Driving { host, driven, turns: 0, is_armed: false, is_waiting: false }))
     }
 
     /// One turn: sends, receives, runs timers, wakes tasks. True if there was anything to do.
@@ -85,8 +90,8 @@ impl Driving {
     /// # Errors
     /// As [`Host::lock`].
     pub(crate) fn turn(&mut self) -> Result<bool, SocketError> {
-        self.driven.turns.fetch_add(1, Ordering::SeqCst);
-        self.driven.is_resting.store(false, Ordering::SeqCst);
+        self.turns = self.turns.wrapping_add(1);
+        self.driven.state.store(2 * self.turns, Ordering::Release);
         let mut guard = self.host.lock()?;
         let now = sys::now();
         self.host.give_lead_to_driver();
@@ -122,7 +127,7 @@ impl Driving {
             return Ok(false);
         }
         self.is_armed = arm_for(host, &mut guard, now);
-        self.driven.is_resting.store(self.is_armed, Ordering::SeqCst);
+        self.driven.state.store(2 * self.turns + u64::from(self.is_armed), Ordering::Release);
         Ok(self.is_armed)
     }
 }
@@ -162,9 +167,7 @@ impl Host {
     /// The service thread waits until the driver is stuck; then it leads in its place. False: it is not, or is gone.
     pub(crate) fn is_driver_stuck(&self) -> bool {
         let Some(driven) = self.driven() else { return false };
-        let state =
-            || (driven.turns.load(Ordering::SeqCst), driven.is_resting.load(Ordering::SeqCst));
-        let before = state();
+        let before = driven.state();
         let wait = |device, until| {
             let timer = self.leader.timer_at(Role::Service, until);
             let was_kicked = sys::sleep_on(device, self.leader.kick_fd(Role::Service), timer);
@@ -178,7 +181,10 @@ impl Host {
             return false;
         }
         let was_kicked = wait(None, sys::now() + PATIENCE);
-        !was_kicked && state() == before && self.leader.has_driver() && self.leader.stand_in()
+        !was_kicked
+            && driven.state() == before
+            && self.leader.has_driver()
+            && self.leader.stand_in()
     }
 }
 
@@ -199,6 +205,8 @@ impl Drop for Driving {
                 guard.device().disarm();
             }
         }
+        // Waking another thread takes locks that a signal handler must not meet.
+        let _mark = self.host.bit.enter();
         *lock(&self.host.driver) = None;
         self.host.leader.remove_driver();
         // The service thread may wait for the driver.

@@ -69,7 +69,7 @@ impl Host {
             }
             let (wakes, kicks) = (shard.take_wakes(), shard.take_kicks());
             let is_lost = shard.take_loss();
-            tasks.append(&mut shard.take_tasks());
+            shard.move_tasks(&mut tasks);
             returned.extend(std::iter::from_fn(|| shard.pool().pop_returned()));
             received.append(shard.take_received());
             self.release(shard);

@@ -25,7 +25,7 @@ impl Host {
     /// for one side, the last.
     ///
     /// # Errors
-    /// Errors of the step, and those of [`Host::lock`].
+    /// Errors of the step, and errors of [`Host::lock`].
     #[inline]
     pub(crate) fn poll_step<R>(
         &self,
