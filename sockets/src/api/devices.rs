@@ -21,6 +21,7 @@ use fulmar_stack::device::impaired::Impaired;
 use fulmar_stack::device::pcap::PcapWriter;
 
 pub use super::faults::FaultSpec;
+pub use crate::drivers::link::{PacketDevice, PacketReceiver, PacketSender, channel};
 pub use crate::drivers::{
     OpenError, link, packet as packet_socket, shm as shm_device, tap as tap_device,
     tun as tun_device,

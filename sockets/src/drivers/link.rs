@@ -4,6 +4,7 @@
 //! the receiver frees them. [`pair`] joins two threads; [`sim_pair`] runs on a virtual clock and can impair
 //! the traffic, reproducibly.
 
+mod port;
 mod ring;
 mod sim;
 
@@ -11,6 +12,7 @@ use fulmar_stack::base::EtherAddr;
 use fulmar_stack::device::{Caps, TxTime};
 
 pub use fulmar_stack::device::impair::Impairments;
+pub use port::{PacketDevice, PacketReceiver, PacketSender, channel};
 pub use ring::{Link, pair};
 pub use sim::{SentPath, SimLink, sim_pair, sim_pair_each_way};
 

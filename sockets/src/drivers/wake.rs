@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 #[cfg(not(fulmar_loom))]
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 
@@ -68,6 +68,11 @@ impl Bell {
                 self.due.fetch_sub(u64::from_ne_bytes(rings), SeqCst);
             }
         }
+    }
+
+    /// The descriptor, borrowed.
+    pub fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
     }
 
     /// The descriptor that the sleeper polls for readability.

@@ -4,6 +4,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod channel;
 mod datagram;
 mod device_gone;
 mod driver;

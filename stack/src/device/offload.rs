@@ -18,6 +18,10 @@ use crate::wire::{eth, ipv4, ipv6};
 
 use crate::device::{Burst, Caps, Packet};
 
+mod flat;
+
+pub use flat::Packets;
+
 const ETHER_BYTES: usize = eth::HEADER_BYTES;
 /// Ethernet, IPv6 with extension headers, the largest TCP header.
 const MAX_HEADER_BYTES: usize = 256;

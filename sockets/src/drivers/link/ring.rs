@@ -82,13 +82,36 @@ impl Channel {
     }
 }
 
-struct Shared {
+pub(super) struct Shared {
     /// Towards side 0, towards side 1.
     channels: [Channel; 2],
-    bells: [Bell; 2],
+    /// Rung when frames come to a side.
+    bells: [Arc<Bell>; 2],
+    /// Rung when a side can send again.
+    pub(super) spaces: [Arc<Bell>; 2],
     is_alive: [AtomicBool; 2],
     /// The side's last burst was not sent completely.
     wants_space: [AtomicBool; 2],
+}
+
+impl Shared {
+    /// With one bell on each side for both purposes.
+    pub(super) fn new(config: &LinkConfig) -> Result<Shared, OpenError> {
+        let bells = [bell()?, bell()?];
+        Ok(Shared {
+            channels: [Channel::new(config), Channel::new(config)],
+            spaces: bells.clone(),
+            bells,
+            is_alive: [AtomicBool::new(true), AtomicBool::new(true)],
+            wants_space: [AtomicBool::new(false), AtomicBool::new(false)],
+        })
+    }
+}
+
+/// A bell of a side.
+pub(super) fn bell() -> Result<Arc<Bell>, OpenError> {
+    let hint = "raise the limit on open files (ulimit -n)";
+    Bell::new().map(Arc::new).map_err(|e| OpenError::new("cannot create an eventfd", e, hint))
 }
 
 /// Whether one side of a link has work, without a lock.
@@ -112,6 +135,8 @@ pub struct Link {
     side: usize,
     /// Frames taken from the channel in one exchange of queues.
     stash: VecDeque<Packet>,
+    /// Whether frames that come to its side are for this end.
+    receives: bool,
     caps: Caps,
     stats: DeviceStats,
 }
@@ -121,32 +146,56 @@ pub struct Link {
 /// # Errors
 /// EMFILE, ENFILE: no descriptor for the eventfds.
 pub fn pair(config: &LinkConfig) -> Result<(Link, Link), OpenError> {
-    let bell = || {
-        Bell::new().map_err(|e| {
-            OpenError::new(
-                "cannot create an eventfd",
-                e,
-                "raise the limit on open files (ulimit -n)",
-            )
-        })
-    };
-    let shared = Arc::new(Shared {
-        channels: [Channel::new(config), Channel::new(config)],
-        bells: [bell()?, bell()?],
-        is_alive: [AtomicBool::new(true), AtomicBool::new(true)],
-        wants_space: [AtomicBool::new(false), AtomicBool::new(false)],
-    });
-    let end = |side: usize| Link {
-        shared: Arc::clone(&shared),
-        side,
-        stash: VecDeque::with_capacity(config.ring_pkts),
-        caps: config.caps(side),
-        stats: DeviceStats { name: format!("link{side}"), ..DeviceStats::default() },
-    };
+    let shared = Arc::new(Shared::new(config)?);
+    let end = |side| Link::new(&shared, side, true, config.caps(side), &format!("link{side}"));
     Ok((end(0), end(1)))
 }
 
 impl Link {
+    /// One end. The receiving of a side may be left to another end of it.
+    pub(super) fn new(
+        shared: &Arc<Shared>,
+        side: usize,
+        receives: bool,
+        caps: Caps,
+        name: &str,
+    ) -> Link {
+        let most = if receives { shared.channels[side].max_pkts as usize } else { 0 };
+        Link {
+            shared: Arc::clone(shared),
+            side,
+            stash: VecDeque::with_capacity(most),
+            receives,
+            caps,
+            stats: DeviceStats { name: name.to_owned(), ..DeviceStats::default() },
+        }
+    }
+
+    /// Whether an end of either side is gone.
+    pub(super) fn is_over(&self) -> bool {
+        !self.shared.is_alive.iter().all(|is_alive| is_alive.load(SeqCst))
+    }
+
+    /// Whether no frame has come.
+    pub(super) fn is_empty(&self) -> bool {
+        self.inward().load().pkts() == 0
+    }
+
+    /// Whether the last burst was not sent completely, and no space has become free since.
+    pub(super) fn is_blocked(&self) -> bool {
+        self.outward().is_blocked.load(SeqCst)
+    }
+
+    /// The bell of arriving frames.
+    pub(super) fn arrivals(&self) -> &Bell {
+        &self.shared.bells[self.side]
+    }
+
+    /// The bell of free space.
+    pub(super) fn space(&self) -> &Bell {
+        &self.shared.spaces[self.side]
+    }
+
     fn inward(&self) -> &Channel {
         &self.shared.channels[self.side]
     }
@@ -210,6 +259,22 @@ impl Link {
         }
     }
 
+    /// Takes up to `budget` frames that have come.
+    pub(super) fn take_in(&mut self, out: &mut Burst, budget: usize) -> Tally {
+        let mut tally = Tally::default();
+        for _ in 0..budget.min(out.space()) {
+            if self.stash.is_empty() {
+                self.refill(tally.frames);
+            }
+            let Some(p) = self.stash.pop_front() else { break };
+            tally.receive(p, out);
+        }
+        if tally.frames > 0 {
+            self.release(tally);
+        }
+        tally
+    }
+
     /// Frees the space of received frames for the sender.
     fn release(&mut self, tally: Tally) {
         let channel = self.inward();
@@ -217,7 +282,7 @@ impl Link {
         let wakes = channel.is_blocked.load(SeqCst)
             && channel.is_half_empty()
             && channel.is_blocked.swap(false, SeqCst)
-            && self.shared.bells[1 - self.side].ring();
+            && self.shared.spaces[1 - self.side].ring();
         self.stats.wakes += u64::from(wakes);
     }
 }
@@ -278,16 +343,8 @@ impl Device for Link {
         budget: usize,
         counters: &mut Counters,
     ) -> usize {
-        let mut tally = Tally::default();
-        for _ in 0..budget.min(out.space()) {
-            if self.stash.is_empty() {
-                self.refill(tally.frames);
-            }
-            let Some(p) = self.stash.pop_front() else { break };
-            tally.receive(p, out);
-        }
+        let tally = self.take_in(out, budget);
         if tally.frames > 0 {
-            self.release(tally);
             tally.received(counters, &mut self.stats);
         }
         tally.frames as usize
@@ -321,8 +378,12 @@ impl Device for Link {
 impl Drop for Link {
     fn drop(&mut self) {
         self.shared.is_alive[self.side].store(false, SeqCst);
-        // Frees the frames in flight, and wakes a sleeping peer.
-        self.inward().queue().clear();
-        self.shared.bells[1 - self.side].ring();
+        // Frees the frames in flight, and wakes all sleepers.
+        if self.receives {
+            self.inward().queue().clear();
+        }
+        for bell in self.shared.bells.iter().chain(&self.shared.spaces) {
+            bell.ring();
+        }
     }
 }

@@ -1,4 +1,4 @@
-use crate::base::{DropReason, EtherAddr};
+use crate::base::{DropReason, EtherAddr, Offload};
 use proptest::prelude::*;
 
 use super::*;
@@ -42,6 +42,47 @@ fn may_be_fragmented(p: &mut Packet) {
 }
 
 proptest! {
+    /// The model: the frames that a plain device is given.
+    #[test]
+    fn flat_packets_are_those_that_a_plain_device_sends(
+        v6: bool, udp: bool, payload in proptest::collection::vec(any::<u8>(), 1..9000),
+        mss in 1u16..1400, skips: bool, atomic: bool,
+    ) {
+        let mut pool = pool();
+        let mut p = frame(&mut pool, v6, udp, &payload, mss);
+        if !v6 && !atomic {
+            may_be_fragmented(&mut p);
+        }
+        let skip = if skips { ETHER_BYTES } else { 0 };
+        let mut flat = Packets::new();
+        prop_assert_eq!(flat.append(&p, skip), Ok(()));
+        let packets = fit_all(p, &plain(1500), &mut pool, 8);
+        let model: Vec<_> = packets.iter().map(|p| p.chain.to_vec()[skip..].to_vec()).collect();
+        prop_assert_eq!(flat.iter().map(<[u8]>::to_vec).collect::<Vec<_>>(), model);
+        packets.into_iter().for_each(|p| pool.free(p.chain));
+    }
+
+    /// Of requests that do not match the frame, every one is refused or carried out; none reaches beyond it.
+    #[test]
+    fn a_request_that_lies_is_refused_or_stays_within_the_frame(
+        bytes in proptest::collection::vec(any::<u8>(), 0..200),
+        (csum_start, csum_offset, needs_csum) in (0u16..220, 0u16..220, any::<bool>()),
+        gso in proptest::option::of((0u8..3, any::<u16>(), 0u16..220)),
+    ) {
+        let mut pool = pool();
+        let mut p = packet(&mut pool, &bytes);
+        let gso = gso.map(|(kind, segment_bytes, header_bytes)| Gso {
+            kind: [GsoKind::TcpV4, GsoKind::TcpV6, GsoKind::Udp][usize::from(kind)],
+            segment_bytes, header_bytes, ecn: false,
+        });
+        p.offload = Offload { needs_csum, csum_start, csum_offset, csum_valid: false, gso };
+        let mut flat = Packets::new();
+        if flat.append(&p, ETHER_BYTES).is_err() {
+            prop_assert!(flat.is_empty());
+        }
+        pool.free(p.chain);
+    }
+
     #[test]
     fn cut_packets_carry_the_payload_in_order_with_right_checksums(
         v6: bool, udp: bool, payload in proptest::collection::vec(any::<u8>(), 1..9000),
