@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::str::FromStr;
 
-use fulmar_stack::ip::Prefix;
+use fulmar_stack::ip::{IfAddr, Prefix};
 
 /// An address and the length of its prefix: `10.0.0.2/24`, `fd00::2/64`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -43,6 +43,12 @@ impl FromStr for Cidr {
             (prefix_len <= most).then_some(Cidr { address, prefix_len })
         };
         parse().ok_or_else(|| ParseCidrError(text.to_owned()))
+    }
+}
+
+impl From<Cidr> for IfAddr {
+    fn from(cidr: Cidr) -> IfAddr {
+        IfAddr { addr: cidr.address, prefix_len: cidr.prefix_len }
     }
 }
 

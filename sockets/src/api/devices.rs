@@ -22,6 +22,7 @@ use fulmar_stack::device::pcap::PcapWriter;
 
 pub use super::faults::FaultSpec;
 pub use crate::drivers::link::{PacketDevice, PacketReceiver, PacketSender, channel};
+pub use crate::drivers::plain::{PacketIo, Plain, QemuStream, plain, plain_ethernet};
 pub use crate::drivers::{
     OpenError, link, packet as packet_socket, shm as shm_device, tap as tap_device,
     tun as tun_device,

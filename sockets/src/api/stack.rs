@@ -2,14 +2,14 @@
 
 use std::any::Any;
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, PoisonError, Weak};
 use std::time::{Duration, Instant as StdInstant};
 
 use crate::runtime::{Account, Ledger, Limit, WatchedShard};
-use fulmar_stack::base::{Secrets, with_zone};
+use fulmar_stack::base::{Medium, Secrets, with_zone};
 use fulmar_stack::device::Device;
 use fulmar_stack::device::moderation::ModerationConfig;
 use fulmar_stack::ip::{IfAddr, NextHop, Prefix, Route};
@@ -201,6 +201,29 @@ impl Stack {
     /// Sets the times of the stages to zero, after a warm-up. The counts go on ([`Account::since`]).
     pub fn clear_account(&self) {
         self.inner.host(0).ledger().clear();
+    }
+
+    /// Adds an address with its on-link prefix while the stack runs, as a DHCP client does. An address that the stack has
+    /// gets the new prefix.
+    ///
+    /// # Errors
+    /// `InvalidInput`: not a unicast address, an MTU that is too small for IPv6, or a full table of routes.
+    pub fn add_address(&self, address: Cidr) -> io::Result<()> {
+        let address = IfAddr::from(address);
+        let done = self.inner.in_each(|shard, _| shard.ip().add_address(address))?;
+        done.map_err(|e| io::Error::new(io::ErrorKind::InvalidInput, e.to_string()))
+    }
+
+    /// Removes an address while the stack runs. Its connections send nothing more, and fail after their time-out, as on
+    /// Linux; sockets bound to it fail with `AddrNotAvailable` or `NetworkUnreachable` when they send.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn remove_address(&self, address: IpAddr) -> io::Result<()> {
+        match self.inner.in_each(|shard, _| shard.ip().remove_address(address))? {
+            true => Ok(()),
+            false => Err(io::ErrorKind::NotFound.into()),
+        }
     }
 
     /// Adds a route while the stack runs; connections use it from their next packet on.
@@ -403,7 +426,8 @@ impl Builder {
 
     /// Accepts packets to every unicast address, answers ARP and neighbour solicitations for each, and lets
     /// sockets bind to, send from and connect from each, as a gateway does for its guests (Linux: AnyIP and
-    /// IP_TRANSPARENT). Default off.
+    /// IP_TRANSPARENT). Default off. On a device without a link layer ([`Medium::Ip`](crate::device::Medium)) the stack
+    /// then needs no address of its own: everything is routed to the device.
     pub fn any_ip(mut self, on: bool) -> Self {
         self.config.any_ip = on;
         self
@@ -490,11 +514,13 @@ impl Builder {
     pub fn build(self) -> Result<Stack, SetupError> {
         let Builder { devices, name, addresses, secrets, is_unlisted, every, mut config } = self;
         check_devices(&devices)?;
-        for a in addresses {
-            config.addresses.push(IfAddr { addr: a.address, prefix_len: a.prefix_len });
-        }
+        config.addresses.extend(addresses.into_iter().map(IfAddr::from));
         if config.addresses.is_empty() {
-            return Err(SetupError::NoAddress);
+            let is_alone = devices.iter().all(|d| d.caps().medium == Medium::Ip);
+            if !config.any_ip || !is_alone {
+                return Err(SetupError::NoAddress);
+            }
+            config.routes.extend(EVERYTHING.map(|all| Route::on_link(all.into())));
         }
         config.secrets = secrets.or(config.secrets);
         let exit_drain = config.exit_drain;
@@ -520,6 +546,12 @@ impl Builder {
         Ok(Stack { inner, home: None })
     }
 }
+
+/// The prefixes of everything.
+const EVERYTHING: [Cidr; 2] = [
+    Cidr { address: IpAddr::V4(Ipv4Addr::UNSPECIFIED), prefix_len: 0 },
+    Cidr { address: IpAddr::V6(Ipv6Addr::UNSPECIFIED), prefix_len: 0 },
+];
 
 /// Boxes a device, unless it is a box already: a box in a box is one more dynamic call per burst.
 fn boxed<D: Device + 'static>(device: D) -> Box<dyn Device> {

@@ -1,5 +1,5 @@
 //! Devices: [`link`] joins two stacks in one process, [`shm`] two processes, [`tap`], [`tun`] and
-//! [`packet`] reach the kernel, [`queues`] splits a device into queues for tests.
+//! [`packet`] reach the kernel, [`plain`] whatever carries packets, [`queues`] splits a device into queues for tests.
 //!
 //! All system calls that std lacks are in files named `sys.rs`, the only ones here with unsafe code.
 
@@ -12,6 +12,7 @@ mod error;
 pub mod link;
 pub mod packet;
 pub mod placing;
+pub mod plain;
 pub mod queues;
 pub mod shm;
 mod steering;

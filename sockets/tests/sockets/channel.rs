@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use fulmar::devices::{self, PacketReceiver, PacketSender};
-use fulmar::{Stack, TcpListener, TcpStream, UdpSocket};
+use fulmar::{ListenOptions, Route, SetupError, Stack, TcpListener, TcpStream, UdpSocket};
 use proptest::prelude::*;
 
 use crate::support::{A, B, eventually, stack, within};
@@ -165,6 +165,50 @@ fn every_end_that_goes_is_noticed_by_the_others() {
         drop(from);
         broken(to.send(&[0x45; 40]).unwrap_err());
         eventually("the device is gone", || a.failure().is_some());
+    });
+}
+
+#[test]
+fn a_stack_for_every_address_needs_none_of_its_own() {
+    within(|| {
+        let (device, to_b, from_b) = devices::channel(1500).unwrap();
+        let all = Stack::builder().device(device).any_ip(true).build().unwrap();
+        let (a, to_a, from_a) = channel(1, 1500);
+        a.add_route(Route::default_via(B.parse().unwrap())).unwrap();
+        a.add_route(Route::default_via("fd01::2".parse().unwrap())).unwrap();
+        carry(from_a, to_b, |_| ());
+        carry(from_b, to_a, |_| ());
+        let options = ListenOptions { any_port: true, ..ListenOptions::default() };
+        let listener = TcpListener::bind_with(&all, "[::]:0", options).unwrap();
+        for to in ["192.0.2.1:443", "[2001:db8::1]:443"] {
+            let client = TcpStream::connect(&a, to).unwrap();
+            let (server, _) = listener.accept().unwrap();
+            assert_eq!(server.local_addr().unwrap().to_string(), to);
+            exchange(client, server, vec![7; 100_000]);
+        }
+    });
+    let (link, _peer) = devices::link_pair().unwrap();
+    let e = Stack::builder().device(link).any_ip(true).build().unwrap_err();
+    assert!(matches!(e, SetupError::NoAddress));
+}
+
+#[test]
+fn a_stack_moves_to_another_address_while_it_runs() {
+    within(|| {
+        let (a, b) = joined(1500);
+        let listener = TcpListener::bind(&b, (B, 80)).unwrap();
+        let old = TcpStream::connect(&a, (B, 80)).unwrap();
+        assert_eq!(old.local_addr().unwrap().ip().to_string(), A);
+        a.add_address("10.1.0.9/24".parse().unwrap()).unwrap();
+        a.remove_address(A.parse().unwrap()).unwrap();
+        let new = TcpStream::connect(&a, (B, 80)).unwrap();
+        assert_eq!(new.local_addr().unwrap().ip().to_string(), "10.1.0.9");
+        let _first = listener.accept().unwrap();
+        exchange(new, listener.accept().unwrap().0, vec![7; 10_000]);
+        assert_eq!(UdpSocket::bind(&a, (A, 7)).unwrap_err().kind(), ErrorKind::AddrNotAvailable);
+        assert_eq!(a.remove_address(A.parse().unwrap()).unwrap_err().kind(), ErrorKind::NotFound);
+        let e = a.add_address("224.0.0.1/4".parse().unwrap()).unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::InvalidInput);
     });
 }
 

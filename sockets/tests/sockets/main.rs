@@ -14,6 +14,7 @@ mod ledger;
 mod loan;
 mod options;
 mod panics;
+mod plain;
 mod poll;
 mod posted;
 mod receive;

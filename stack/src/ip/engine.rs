@@ -157,7 +157,9 @@ impl Ip {
             Delivery::Neighbour(hop) => hop,
             Delivery::Local | Delivery::Group(_) => dst,
         };
-        let src = path.src.or_else(|| self.addresses.source_for(dst, next_hop)).ok_or(NoRoute)?;
+        let own = path.src.or_else(|| self.addresses.source_for(dst, next_hop));
+        // A stack for every address may have none of its own.
+        let src = own.or(src.filter(|_| self.config.any_ip)).ok_or(NoRoute)?;
         Ok(PathChoice {
             src,
             next_hop,
