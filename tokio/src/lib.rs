@@ -41,13 +41,19 @@
 #![deny(unsafe_code)]
 #![warn(unreachable_pub, clippy::exhaustive_enums)]
 
+mod forward;
 mod frameworks;
 mod net;
+mod packets;
+mod relay;
 mod tcp;
 mod udp;
 
+pub use forward::{PendingConnection, UdpFlow, forward, forward_udp};
 #[cfg(feature = "hyper")]
 pub use frameworks::hyper::Connector;
 pub use net::Net;
+pub use packets::{PacketReceiver, PacketSender, channel};
+pub use relay::relay;
 pub use tcp::{OwnedReadHalf, OwnedWriteHalf, ReadHalf, TcpListener, TcpStream, WriteHalf};
 pub use udp::UdpSocket;

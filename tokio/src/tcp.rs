@@ -75,7 +75,7 @@ impl TcpStream {
     }
 
     /// A connection of the stack of `net`.
-    fn of(stream: fulmar::TcpStream, net: &Net) -> TcpStream {
+    pub(crate) fn of(stream: fulmar::TcpStream, net: &Net) -> TcpStream {
         TcpStream { io: Arc::new(Io { stream, net: net.clone() }) }
     }
 
@@ -175,6 +175,17 @@ impl TcpStream {
     /// Those of `recv(2)`.
     pub async fn recv_owned(&self, max: usize) -> io::Result<Loan> {
         poll_fn(|cx| self.io.stream.poll_recv_owned(cx, max)).await
+    }
+
+    /// Ends the direction towards the peer, which reads the end of the stream after what was written.
+    ///
+    /// # Errors
+    /// The socket is gone.
+    pub(crate) fn shutdown_write(&self) -> io::Result<()> {
+        match self.io.poll_shutdown() {
+            Poll::Ready(done) => done,
+            Poll::Pending => Ok(()),
+        }
     }
 
     /// Borrowed halves, for one task that reads and writes.

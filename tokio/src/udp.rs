@@ -37,11 +37,16 @@ impl UdpSocket {
         addr: impl ToSocketAddrs,
         options: UdpBindOptions,
     ) -> io::Result<UdpSocket> {
-        each_address(addr, |addr| {
-            let bound = fulmar::UdpSocket::bind_with(net.stack(), addr, options);
-            std::future::ready(bound.map(|socket| UdpSocket { socket, net: net.clone() }))
-        })
-        .await
+        each_address(addr, |addr| std::future::ready(UdpSocket::bind_to(net, addr, options))).await
+    }
+
+    pub(crate) fn bind_to(
+        net: &Net,
+        addr: SocketAddr,
+        options: UdpBindOptions,
+    ) -> io::Result<UdpSocket> {
+        let socket = fulmar::UdpSocket::bind_with(net.stack(), addr, options)?;
+        Ok(UdpSocket { socket, net: net.clone() })
     }
 
     /// Sets the peer.

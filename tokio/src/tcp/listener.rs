@@ -5,11 +5,11 @@ use std::io;
 use std::net::SocketAddr;
 use std::task::{Context, Poll};
 
-use fulmar::{ListenOptions, PendingConnection};
+use fulmar::ListenOptions;
 use tokio::net::ToSocketAddrs;
 
 use super::{TcpStream, each_address};
-use crate::Net;
+use crate::{Net, PendingConnection};
 
 /// A TCP listener.
 #[derive(Debug)]
@@ -36,11 +36,17 @@ impl TcpListener {
         addr: impl ToSocketAddrs,
         options: ListenOptions,
     ) -> io::Result<TcpListener> {
-        each_address(addr, |addr| {
-            let bound = fulmar::TcpListener::bind_with(net.stack(), addr, options);
-            std::future::ready(bound.map(|listener| TcpListener { listener, net: net.clone() }))
-        })
-        .await
+        each_address(addr, |addr| std::future::ready(TcpListener::bind_to(net, addr, options)))
+            .await
+    }
+
+    pub(crate) fn bind_to(
+        net: &Net,
+        addr: SocketAddr,
+        options: ListenOptions,
+    ) -> io::Result<TcpListener> {
+        let listener = fulmar::TcpListener::bind_with(net.stack(), addr, options)?;
+        Ok(TcpListener { listener, net: net.clone() })
     }
 
     /// Accepts a connection. Cancellation safe.
@@ -65,15 +71,8 @@ impl TcpListener {
     /// # Errors
     /// As there.
     pub async fn pending(&self) -> io::Result<PendingConnection> {
-        poll_fn(|cx| self.listener.poll_pending(cx)).await
-    }
-
-    /// Accepts a connection of [`TcpListener::pending`].
-    ///
-    /// # Errors
-    /// As [`PendingConnection::accept`].
-    pub fn accept_pending(&self, pending: PendingConnection) -> io::Result<TcpStream> {
-        Ok(TcpStream::of(pending.accept()?, &self.net))
+        let pending = poll_fn(|cx| self.listener.poll_pending(cx)).await?;
+        Ok(PendingConnection { pending, net: self.net.clone() })
     }
 
     /// The local address.

@@ -264,28 +264,34 @@ impl PacketReceiver {
         Ok(self.packets.iter().skip(first))
     }
 
-    /// Prepares a sleep on the descriptor after `WouldBlock`. False: a packet has come meanwhile, or the stack has ended.
+    /// Prepares a sleep on the descriptor. False: a packet is there, or the stack has ended.
     pub fn rest(&mut self) -> bool {
         self.bell().disarm();
         self.bell().arm();
-        self.link.is_empty() && !self.link.is_over()
+        !self.fill() && !self.link.is_over()
     }
 
     /// Goes on to the next packet; false: there is none.
     fn advance(&mut self) -> io::Result<bool> {
+        let has_packet = self.fill();
+        self.taken += usize::from(has_packet);
+        if !has_packet && self.link.is_over() { Err(gone()) } else { Ok(has_packet) }
+    }
+
+    /// Takes frames that have come if no packet is left; whether there is one.
+    fn fill(&mut self) -> bool {
         while self.taken == self.packets.len() {
             self.packets.clear();
             self.taken = 0;
             if self.link.take_in(&mut self.arriving, BATCH_FRAMES).frames == 0 {
-                return if self.link.is_over() { Err(gone()) } else { Ok(false) };
+                return false;
             }
             while let Some(p) = self.arriving.pop_front() {
                 // The stack never sends a request that does not match its frame.
                 let _ = self.packets.append(&p, plain_ip::HEADER_BYTES);
             }
         }
-        self.taken += 1;
-        Ok(true)
+        true
     }
 
     fn packet(&self) -> &[u8] {

@@ -176,11 +176,6 @@ impl Link {
         !self.shared.is_alive.iter().all(|is_alive| is_alive.load(SeqCst))
     }
 
-    /// Whether no frame has come.
-    pub(super) fn is_empty(&self) -> bool {
-        self.inward().load().pkts() == 0
-    }
-
     /// Whether the last burst was not sent completely, and no space has become free since.
     pub(super) fn is_blocked(&self) -> bool {
         self.outward().is_blocked.load(SeqCst)
