@@ -14,6 +14,7 @@ pub mod bulk;
 pub mod child;
 pub mod cpu;
 pub mod egress;
+pub mod embed;
 pub mod file;
 pub mod floor;
 pub mod gateway;

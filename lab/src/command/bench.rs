@@ -8,7 +8,9 @@ use fulmar_lab::harness::page;
 use fulmar_lab::harness::report::{Machine, Report, busy_warning};
 use fulmar_lab::lock::BenchLock;
 use fulmar_lab::send::bench::What;
-use fulmar_lab::{bulk, egress, gateway, recv, scale, send, serve, tasks, trust, udp, wake, wan};
+use fulmar_lab::{
+    bulk, egress, embed, gateway, recv, scale, send, serve, tasks, trust, udp, wake, wan,
+};
 use serde_json::Value;
 use std::fs::OpenOptions;
 use std::io;
@@ -25,6 +27,7 @@ pub struct Args {
 #[derive(Subcommand, Debug)]
 enum Bench {
     Async(tasks::Options),
+    Embed(embed::Options),
     Stream(bulk::Options),
     Send(send::bench::Writes),
     Sendfile(send::bench::Files),
@@ -52,6 +55,7 @@ pub fn run(args: &Args) -> Outcome<ExitCode> {
     }
     let report = match &args.what {
         Bench::Async(a) => tasks::run(a, isolated),
+        Bench::Embed(a) => embed::run(a, isolated),
         Bench::Stream(a) => bulk::run(a, isolated),
         Bench::Send(a) => send::bench::run(What::Send, &a.options, isolated),
         Bench::Sendfile(a) => send::bench::run(What::SendFile, &a.options, isolated),
@@ -108,6 +112,7 @@ impl Bench {
     fn common(&self) -> &Common {
         match self {
             Bench::Async(a) => &a.common,
+            Bench::Embed(a) => &a.common,
             Bench::Stream(a) => &a.common,
             Bench::Send(a) => &a.options.common,
             Bench::Sendfile(a) => &a.options.common,
