@@ -14,12 +14,12 @@ mod calls;
 mod extra;
 
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::MutexGuard;
 
 use arbitrary::Unstructured;
 use fulmar_stack::base::{Duration, Instant, Secrets, SlotId};
 use fulmar_stack::device::Caps;
-use fulmar_stack::device::memory::{Arrival, Wire, tape};
+use fulmar_stack::device::memory::{Arrival, MemoryDevice, MemoryPort, Wire};
 use fulmar_stack::ip::{IfAddr, Route};
 use fulmar_stack::mbuf::{Chain, PoolConfig};
 use fulmar_stack::shard::{ListenOptions, PendingId, Shard, StackConfig};
@@ -58,7 +58,7 @@ pub fn stack(input: &[u8]) {
 /// The stack, and what the script holds of it.
 pub(crate) struct World {
     shard: Shard,
-    wire: Arc<Mutex<Wire>>,
+    wire: MemoryPort,
     now: Instant,
     observer: Observer,
     listeners: Vec<SlotId>,
@@ -102,7 +102,7 @@ impl World {
         caps.udp_gso = shape & 3 == 3;
         caps.rx_gro = shape & 4 != 0;
         let (now, features) = (Instant::from_millis(1000), Features(shape));
-        let (device, wire) = tape(caps);
+        let (device, wire) = MemoryDevice::new(caps);
         let mut shard =
             Shard::new(config(features), Box::new(device), now).expect("a stack of these tunables");
         let any = |v6, port| SocketAddr::new(our_ip(v6), port);
@@ -178,7 +178,7 @@ impl World {
     }
 
     fn lock_wire(&self) -> MutexGuard<'_, Wire> {
-        self.wire.lock().unwrap_or_else(PoisonError::into_inner)
+        self.wire.lock()
     }
 
     fn arrive(&mut self, a: Arrival) {

@@ -7,11 +7,11 @@
 //! wire.
 
 use std::net::{IpAddr, Ipv6Addr};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::MutexGuard;
 
 use fulmar_stack::base::{EtherAddr, Gso, GsoKind, Offload};
 use fulmar_stack::device::Caps;
-use fulmar_stack::device::memory::{Tape, Wire, tape};
+use fulmar_stack::device::memory::{MemoryDevice, MemoryPort, Wire};
 use fulmar_stack::wire::checksum::Sum;
 use fulmar_stack::wire::{arp, eth, ipv6, protocol, tcp};
 
@@ -25,7 +25,7 @@ const DEFAULT_MSS: u16 = 536;
 
 /// The neighbour's end of the device.
 pub struct Cable {
-    wire: Arc<Mutex<Wire>>,
+    wire: MemoryPort,
     mtu: usize,
     /// The MSS option of the last SYN injected: the size of the segments of which a larger packet was made.
     peer_mss: Option<u16>,
@@ -33,13 +33,13 @@ pub struct Cable {
 
 impl Cable {
     /// A device for packets of at most `mtu` bytes, and its other end.
-    pub fn new(mtu: usize) -> (Tape, Cable) {
-        let (device, wire) = tape(Caps::plain(mtu, OWN));
+    pub fn new(mtu: usize) -> (MemoryDevice, Cable) {
+        let (device, wire) = MemoryDevice::new(Caps::plain(mtu, OWN));
         (device, Cable { wire, mtu, peer_mss: None })
     }
 
     fn wire(&self) -> MutexGuard<'_, Wire> {
-        self.wire.lock().unwrap_or_else(PoisonError::into_inner)
+        self.wire.lock()
     }
 
     /// Sends an IP packet to the shard.

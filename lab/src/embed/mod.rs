@@ -79,7 +79,11 @@ fn bulk((near, far): Cpus, proxy: Proxy, direction: Direction) -> Scenario<'stat
     let run = move |time| {
         on_pinned_thread(near, || {
             let world = World::new(far)?;
-            let cost = proxy.runtime()?.block_on(world.bulk(proxy, direction, time))?;
+            let runtime = proxy.runtime()?;
+            let cost = runtime.block_on(world.bulk(proxy, direction, time));
+            // Streams of ipstack that are dropped with their runtime wait for ever.
+            runtime.shutdown_background();
+            let cost = cost?;
             let gigabytes = cost.bytes as f64 / 1e9;
             Ok(Sample::of(CPU, cost.cpu.as_secs_f64() / gigabytes)
                 .with(RATE, 8.0 * gigabytes / cost.elapsed.as_secs_f64())

@@ -2,8 +2,8 @@
 //! makes. The client is also the router towards every other address, so that the answers to forged
 //! sources have a way to go. Time is virtual; a tick is a millisecond.
 
+use std::collections::VecDeque;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
-use std::sync::{Arc, Mutex};
 
 use fulmar_stack::base::{
     Counter, DropReason, Duration, EtherAddr, Instant, Offload, Secrets, SeqNum, SlotId,
@@ -19,7 +19,7 @@ use fulmar_stack::wire::{eth, ipv4};
 use std::task::Poll;
 
 use crate::stations::ether;
-use fulmar_stack::device::memory::{Arrival, Frame, Wire, tape};
+use fulmar_stack::device::memory::{Arrival, Frame, MemoryDevice, MemoryPort};
 
 /// The server's address.
 pub const SERVER: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
@@ -28,12 +28,7 @@ const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
 pub const PORT: u16 = 80;
 const TICK: Duration = Duration::from_millis(1);
 
-fn shard(
-    own: Ipv4Addr,
-    number: u8,
-    config: StackConfig,
-    now: Instant,
-) -> (Shard, Arc<Mutex<Wire>>) {
+fn shard(own: Ipv4Addr, number: u8, config: StackConfig, now: Instant) -> (Shard, MemoryPort) {
     let caps = Caps { tx_csum: true, ..Caps::plain(1500, ether(number)) };
     let config = StackConfig {
         addresses: vec![IfAddr { addr: own.into(), prefix_len: 24 }],
@@ -41,7 +36,7 @@ fn shard(
         pool: PoolConfig { huge_pages: false, ..PoolConfig::with_budget(32 << 20) },
         ..config
     };
-    let (device, wire) = tape(caps);
+    let (device, wire) = MemoryDevice::new(caps);
     (Shard::new(config, Box::new(device), now).unwrap(), wire)
 }
 
@@ -55,8 +50,8 @@ pub struct Rig {
     pub client: Shard,
     /// The listener of the server.
     pub listener: SlotId,
-    to_server: Arc<Mutex<Wire>>,
-    to_client: Arc<Mutex<Wire>>,
+    to_server: MemoryPort,
+    to_client: MemoryPort,
     /// Sources of the flood so far.
     flooded: u32,
     /// Ports from which the client has sent a SYN, one entry per SYN.
@@ -162,12 +157,15 @@ impl Rig {
 
     /// What one has sent to the other arrives with the next tick.
     fn carry(&mut self) {
-        let (mut a, mut b) = (self.to_server.lock().unwrap(), self.to_client.lock().unwrap());
+        let (mut a, mut b) = (self.to_server.lock(), self.to_client.lock());
         let (a, b) = (&mut *a, &mut *b);
         self.syns.extend(b.sent.iter().filter_map(|f| port_of_syn(&f.0)));
         a.arriving.extend(b.sent.drain(..).map(Arrival::from));
         let is_for_client = |f: &Frame| f.0[12..14] != [8, 0] || f.0[30..34] == CLIENT.octets();
-        b.arriving.extend(a.sent.extract_if(.., |f| is_for_client(f)).map(Arrival::from));
+        let (for_client, others): (VecDeque<_>, _) =
+            std::mem::take(&mut a.sent).into_iter().partition(is_for_client);
+        a.sent = others;
+        b.arriving.extend(for_client.into_iter().map(Arrival::from));
     }
 
     /// A SYN from the next of many sources.
@@ -200,18 +198,18 @@ impl Rig {
     /// A frame for the server, its checksums right.
     pub fn send_frame(&mut self, frame: Vec<u8>) {
         let offload = Offload { csum_valid: true, ..Offload::default() };
-        self.to_server.lock().unwrap().arriving.push_back((frame, offload).into());
+        self.to_server.lock().arriving.push_back((frame, offload).into());
     }
 
     /// The frames that the server has sent to others than the client since the last time.
     pub fn frames(&mut self) -> Vec<Vec<u8>> {
-        let sent = std::mem::take(&mut self.to_server.lock().unwrap().sent);
+        let sent = std::mem::take(&mut self.to_server.lock().sent);
         sent.into_iter().map(|(frame, _)| frame).collect()
     }
 
     /// The segments that the server has sent to others than the client since the last time.
     pub fn replies(&mut self) -> Vec<Reply> {
-        let sent = std::mem::take(&mut self.to_server.lock().unwrap().sent);
+        let sent = std::mem::take(&mut self.to_server.lock().sent);
         let segments = sent.iter().filter(|f| f.0[12..14] == [8, 0] && f.0[23] == 6);
         segments
             .map(|(frame, _)| {
@@ -232,7 +230,7 @@ impl Rig {
 
     /// Crossings into the server's device so far.
     pub fn bursts(&self) -> usize {
-        self.to_server.lock().unwrap().bursts
+        self.to_server.lock().bursts
     }
 
     /// The client begins to connect.

@@ -3,11 +3,10 @@
 //! virtual, a tick is 10 ms.
 
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
-use std::sync::{Arc, Mutex};
 
 use fulmar_stack::base::{DropReason, Duration, Offload, SeqNum, SlotId};
 use fulmar_stack::device::Caps;
-use fulmar_stack::device::memory::{Arrival, Frame, Wire, tape};
+use fulmar_stack::device::memory::{Arrival, Frame, MemoryDevice, MemoryPort};
 use fulmar_stack::ip::{IfAddr, NeighbourState};
 use fulmar_stack::mbuf::Purpose;
 use fulmar_stack::shard::{ListenOptions, MoreData, StackConfig};
@@ -36,13 +35,14 @@ fn is_arp(frame: &[u8]) -> bool {
 
 struct Rig {
     world: World,
-    wires: [Arc<Mutex<Wire>>; 2],
+    wires: [MemoryPort; 2],
     listener: SlotId,
 }
 
 impl Rig {
     fn new() -> Rig {
-        let ends = [1, 2].map(|n| tape(Caps { tx_csum: true, ..Caps::plain(1500, ether(n)) }));
+        let ends = [1, 2]
+            .map(|n| MemoryDevice::new(Caps { tx_csum: true, ..Caps::plain(1500, ether(n)) }));
         let [(a, to_a), (b, to_b)] = ends;
         let mut world = World::new([Box::new(a), Box::new(b)], |station| StackConfig {
             addresses: vec![IfAddr { addr: address(station + 1).into(), prefix_len: 16 }],
@@ -58,11 +58,11 @@ impl Rig {
         self.world.step(TICK);
         let mut lost = Vec::new();
         for (from, to) in [(0, 1), (1, 0)] {
-            let sent = std::mem::take(&mut self.wires[from].lock().unwrap().sent);
+            let sent = std::mem::take(&mut self.wires[from].lock().sent);
             let (passing, others): (Vec<_>, Vec<_>) =
                 sent.into_iter().partition(|f| may_pass(&f.0));
             let passing = passing.into_iter().map(|f| Arrival::from(trusted(f.0)));
-            self.wires[to].lock().unwrap().arriving.extend(passing);
+            self.wires[to].lock().arriving.extend(passing);
             lost.extend(others);
         }
         lost
@@ -144,7 +144,7 @@ fn forged_syns_from_the_link_do_not_keep_a_new_neighbour_from_being_found() {
     let (mut n, mut connecting) = (0, None);
     for tick in 0..200 {
         for _ in 0..50 {
-            rig.wires[0].lock().unwrap().arriving.push_back(trusted(forged_syn(n)).into());
+            rig.wires[0].lock().arriving.push_back(trusted(forged_syn(n)).into());
             n += 1;
         }
         if tick == 100 {

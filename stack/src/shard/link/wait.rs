@@ -52,7 +52,8 @@ impl Shard {
 #[cfg(test)]
 mod tests {
     use crate::base::{Counter, Duration, EtherAddr, SlotId};
-    use crate::device::{Caps, memory};
+    use crate::device::Caps;
+    use crate::device::memory::{MemoryDevice, MemoryPort};
     use core::task::Poll;
 
     use super::*;
@@ -64,31 +65,34 @@ mod tests {
         taker: Shard,
         sender: Shard,
         from: SlotId,
+        ports: [MemoryPort; 2],
         now: Instant,
     }
 
     impl Flood {
         fn new() -> Flood {
-            let caps = |host| Caps::plain(1500, EtherAddr([2, 0, 0, 0, 0, host]));
-            let [a, b] = memory::pair([caps(1), caps(2)]);
             let now = Instant::from_millis(1);
-            let stack = |host: u8, device| {
+            let stack = |host: u8| {
+                let ether = EtherAddr([2, 0, 0, 0, 0, host]);
+                let (device, port) = MemoryDevice::new(Caps::plain(1500, ether));
                 let addr = [10, 0, 0, host].into();
                 let addresses = vec![crate::ip::IfAddr { addr, prefix_len: 24 }];
                 let secrets = Some(crate::base::Secrets::for_simulation(host.into()));
                 let config = StackConfig { addresses, secrets, ..StackConfig::default() };
-                Shard::new(config, Box::new(device), now).unwrap()
+                (Shard::new(config, Box::new(device), now).unwrap(), port)
             };
-            let (mut taker, mut sender) = (stack(1, a), stack(2, b));
+            let ((mut taker, a), (mut sender, b)) = (stack(1), stack(2));
             let to = "10.0.0.1:9".parse().unwrap();
             let at = taker.udp().bind(to, Default::default()).unwrap();
             let from = sender.udp().open(to).unwrap();
-            let mut flood = Flood { taker, sender, from, now };
+            let mut flood = Flood { taker, sender, from, ports: [a, b], now };
             // Neighbours get to know each other.
             while !matches!(flood.taker.udp().receive(at), Ok(Poll::Ready(_))) {
                 flood.send(1);
                 flood.taker.step(now, 1);
+                flood.carry();
                 flood.sender.step(now, 1);
+                flood.carry();
             }
             flood
         }
@@ -96,6 +100,15 @@ mod tests {
         fn send(&mut self, count: usize) {
             for _ in 0..count {
                 self.sender.udp().send(self.now, self.from, &[&[0; 1000]], None).unwrap();
+            }
+            self.carry();
+        }
+
+        /// Takes each one's frames to the other.
+        fn carry(&self) {
+            let [a, b] = &self.ports;
+            for (from, to) in [(a, b), (b, a)] {
+                std::iter::from_fn(|| from.pop()).for_each(|frame| assert!(to.push(&frame)));
             }
         }
 

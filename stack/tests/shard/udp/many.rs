@@ -22,12 +22,12 @@ fn payload_bytes(frames: &[(Vec<u8>, fulmar_stack::base::Offload)]) -> Vec<usize
 fn one_call_crosses_once_and_sends_each_datagram_by_itself() {
     let mut rig = Rig::new(caps(false));
     let id = rig.connected();
-    rig.wire.lock().unwrap().bursts = 0;
+    rig.wire.lock().bursts = 0;
     let bytes = [7; 40];
     let messages: Vec<_> = (0..40).map(|n| SendMessage::new(&bytes[..n])).collect();
     let sent = send_many(&mut rig, id, &messages);
     assert_eq!(sent, SentMany { messages: 40, is_over: false });
-    assert_eq!(rig.wire.lock().unwrap().bursts, 1);
+    assert_eq!(rig.wire.lock().bursts, 1);
     assert_eq!(payload_bytes(&rig.take()), (0..40).collect::<Vec<_>>());
     // One to learn the headers, one more of the same by them.
     assert_eq!(rig.shard.counters().value(Counter::UdpOut), 41);
@@ -95,14 +95,14 @@ fn a_call_ends_at_the_first_message_that_cannot_go() {
 fn a_device_that_is_full_ends_a_call_with_the_count_and_is_waited_for_without_one() {
     let mut rig = Rig::new(caps(false));
     let id = rig.connected();
-    rig.wire.lock().unwrap().is_full = true;
+    rig.wire.lock().is_full = true;
     let messages = [SendMessage::new(b"x"); 100];
     // What the burst holds is accepted, and goes when there is room.
     let sent = send_many(&mut rig, id, &messages);
     assert_eq!(sent, SentMany { messages: 64, is_over: false });
     let more = rig.shard.udp().send_many(rig.now, id, &messages[64..], PendingError::Leave);
     assert!(matches!(more, Ok(Poll::Pending)));
-    rig.wire.lock().unwrap().is_full = false;
+    rig.wire.lock().is_full = false;
     rig.step();
     assert_eq!(send_many(&mut rig, id, &messages[64..]).messages, 36);
     assert_eq!(rig.take().len(), 100);

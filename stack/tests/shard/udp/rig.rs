@@ -1,11 +1,10 @@
 //! A shard over a device that notes what is sent and hands over what a test made.
 
 use std::net::{Ipv4Addr, SocketAddr};
-use std::sync::{Arc, Mutex};
 
 use fulmar_stack::base::{DropReason, Duration, EtherAddr, Gso, Instant, Offload, Secrets, SlotId};
 use fulmar_stack::device::Caps;
-use fulmar_stack::device::memory::{Wire, tape};
+use fulmar_stack::device::memory::{MemoryDevice, MemoryPort};
 use fulmar_stack::ip::IfAddr;
 use fulmar_stack::mbuf::PoolConfig;
 use fulmar_stack::shard::{Shard, StackConfig};
@@ -17,7 +16,7 @@ pub const PEER: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
 
 pub struct Rig {
     pub shard: Shard,
-    pub wire: Arc<Mutex<Wire>>,
+    pub wire: MemoryPort,
     pub now: Instant,
 }
 
@@ -44,7 +43,7 @@ impl Rig {
     }
 
     fn with(caps: Caps, any_ip: bool) -> Rig {
-        let (device, wire) = tape(caps);
+        let (device, wire) = MemoryDevice::new(caps);
         let config = StackConfig {
             addresses: vec![IfAddr { addr: US.into(), prefix_len: 24 }],
             any_ip,
@@ -88,7 +87,7 @@ impl Rig {
     }
 
     pub fn arrive(&mut self, bytes: Vec<u8>, offload: Offload) {
-        self.wire.lock().unwrap().arriving.push_back((bytes, offload).into());
+        self.wire.lock().arriving.push_back((bytes, offload).into());
     }
 
     /// Receives an ARP reply of a neighbour, at the station with this number.
@@ -130,7 +129,7 @@ impl Rig {
 
     /// What was sent since the last time.
     pub fn take(&mut self) -> Vec<(Vec<u8>, Offload)> {
-        std::mem::take(&mut self.wire.lock().unwrap().sent)
+        std::mem::take(&mut self.wire.lock().sent).into()
     }
 
     /// To which stations datagrams went since the last time.

@@ -288,9 +288,9 @@ fn no_datagram_overtakes_those_that_wait_for_the_device() {
     let id = rig.connected();
     rig.send(id, b"learn").unwrap();
     rig.send(id, b"alone").unwrap();
-    rig.wire.lock().unwrap().is_full = true;
+    rig.wire.lock().is_full = true;
     rig.send(id, b"waits").unwrap();
-    rig.wire.lock().unwrap().is_full = false;
+    rig.wire.lock().is_full = false;
     rig.send(id, b"behind").unwrap();
     rig.send(id, b"alone again").unwrap();
     let want: [&[u8]; 5] = [b"learn", b"alone", b"waits", b"behind", b"alone again"];
@@ -304,10 +304,10 @@ fn a_sender_waits_once_the_burst_in_front_of_the_device_is_full() {
     let mut rig = Rig::new(caps(false));
     let id = rig.connected();
     rig.send(id, b"learn").unwrap();
-    rig.wire.lock().unwrap().is_full = true;
+    rig.wire.lock().is_full = true;
     let accepted = (0..1000).take_while(|_| rig.send(id, b"x").is_ok()).count();
     assert_eq!(accepted, 64, "what the burst holds");
-    rig.wire.lock().unwrap().is_full = false;
+    rig.wire.lock().is_full = false;
     rig.step();
     rig.send(id, b"x").unwrap();
     assert_eq!(rig.take().len(), 1 + 64 + 1);
