@@ -36,7 +36,7 @@ pub(crate) struct Network {
     /// Offset of the transport header: IP and extension headers, bytes.
     pub(crate) header_bytes: usize,
     pub(crate) hop_limit: u8,
-    ecn: u8,
+    dscp_ecn: u8,
     /// The IP destination is a multicast or broadcast address.
     pub(crate) is_group: bool,
     /// IPv6: offset of the next header field that names `protocol`.
@@ -147,7 +147,7 @@ impl Ip {
             offload: frame.offload,
             ip_header,
             is_group: frame.is_group || network.is_group,
-            ecn: network.ecn,
+            dscp_ecn: network.dscp_ecn,
             hop_limit: network.hop_limit,
         }))
     }

@@ -19,7 +19,7 @@ use core::net::IpAddr;
 
 use crate::base::{Instant, MtuDiscovery, Offload, Zone};
 use crate::route::Traffic;
-use crate::wire::{eth, ipv4, ipv6};
+use crate::wire::{checksum, eth, ipv4, ipv6};
 
 use crate::ip::destination::{Destination, Key};
 use crate::ip::engine::Ip;
@@ -137,18 +137,34 @@ impl Template {
     /// field is 0.
     #[inline]
     pub fn set_ect(&self, headers: &mut [u8]) {
+        self.patch_service(headers, |dscp_ecn| dscp_ecn | 2);
+    }
+
+    /// Replaces differentiated services and ECN in headers that [`Template::emit`] has written.
+    #[inline]
+    pub fn set_dscp_ecn(&self, headers: &mut [u8], dscp_ecn: u8) {
+        self.patch_service(headers, |_| dscp_ecn);
+    }
+
+    #[inline(always)]
+    fn patch_service(&self, headers: &mut [u8], change: impl FnOnce(u8) -> u8) {
         let Some((_, network)) = headers.split_first_chunk_mut::<{ eth::HEADER_BYTES }>() else {
             return;
         };
         match (&self.network, network) {
             (Network::V4(_), [_, service, _, _, _, _, _, _, _, _, sum_hi, sum_lo, ..]) => {
-                *service |= 2;
-                // RFC 1624: the sum of the other words grows by 2.
-                let sum = u32::from(!u16::from_be_bytes([*sum_hi, *sum_lo])).saturating_add(2);
-                let folded = (sum & 0xffff).saturating_add(sum >> 16) as u16;
-                [*sum_hi, *sum_lo] = (!folded).to_be_bytes();
+                let before = !u16::from(*service);
+                *service = change(*service);
+                // RFC 1624: ~C + ~m + m'.
+                let sum = !u16::from_be_bytes([*sum_hi, *sum_lo]);
+                let sum = checksum::added([sum, before, u16::from(*service)]);
+                [*sum_hi, *sum_lo] = (!sum).to_be_bytes();
             }
-            (Network::V6(_), [_, class_low, ..]) => *class_low |= 2 << 4,
+            (Network::V6(_), [class_high, class_low, ..]) => {
+                let class = change(*class_high << 4 | *class_low >> 4);
+                *class_high = *class_high & 0xf0 | class >> 4;
+                *class_low = class << 4 | *class_low & 0x0f;
+            }
             _ => {}
         }
     }

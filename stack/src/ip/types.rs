@@ -97,8 +97,8 @@ pub struct Delivered {
     pub ip_header: SavedHeader,
     /// The IP or Ethernet destination is a group.
     pub is_group: bool,
-    /// The two ECN bits (RFC 3168 section 5).
-    pub ecn: u8,
+    /// TOS or traffic class as received: differentiated services (upper 6 bits) and ECN (lower 2).
+    pub dscp_ecn: u8,
     /// TTL or hop limit as received.
     pub hop_limit: u8,
 }

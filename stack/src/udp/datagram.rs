@@ -33,6 +33,8 @@ pub struct Datagram {
     pub segment_bytes: Option<u16>,
     /// TTL or hop limit as received.
     pub hop_limit: u8,
+    /// TOS or traffic class as received.
+    pub dscp_ecn: u8,
 }
 
 /// The packet was dropped: counted and freed.
@@ -73,6 +75,8 @@ pub struct Incoming {
     pub offload: Offload,
     /// TTL or hop limit as received.
     pub hop_limit: u8,
+    /// TOS or traffic class as received.
+    pub dscp_ecn: u8,
 }
 
 /// The charge of a received payload to its socket's queue, bytes: its storage, but at least the
@@ -96,7 +100,7 @@ pub fn input<T>(
     counters: &mut Counters,
     lookup: impl FnOnce(SocketAddr, SocketAddr, usize) -> Result<T, DropReason>,
 ) -> Result<(Datagram, T), Dropped> {
-    let Incoming { src, dst, zone, mut chain, offload, hop_limit } = packet;
+    let Incoming { src, dst, zone, mut chain, offload, hop_limit, dscp_ecn } = packet;
     let result = parse(&mut chain, pool).and_then(|header| {
         let from = with_zone(src, header.src_port, zone);
         let to = with_zone(dst, header.dst_port, zone);
@@ -109,7 +113,8 @@ pub fn input<T>(
     match result {
         Ok((src, dst, found)) => {
             chain.trim_front(HEADER_BYTES, pool);
-            Ok((Datagram { src, dst, payload: chain, segment_bytes: None, hop_limit }, found))
+            let payload = chain;
+            Ok((Datagram { src, dst, payload, segment_bytes: None, hop_limit, dscp_ecn }, found))
         }
         Err(reason) => {
             counters.drop_packet(reason);

@@ -110,7 +110,7 @@ fn a_template_draws_identifications_like_the_slow_path() {
 }
 
 #[test]
-fn a_template_that_sets_ect_writes_what_one_built_with_ect_writes() {
+fn a_template_that_sets_the_service_writes_what_one_built_with_it_writes() {
     let mut h = Host::with_resolved_neighbours();
     for (src, dst) in [(OUR4, PEER4), (OUR6, PEER6)] {
         let p = h.udp_to(src, dst, 10);
@@ -135,6 +135,13 @@ fn a_template_that_sets_ect_writes_what_one_built_with_ect_writes() {
                 let marked = h.ip.build_template(&flow(service | 2), h.now).unwrap();
                 marked.emit(bytes, 0, &mut built).unwrap();
                 assert_eq!(patched, built, "{dst} {service} {bytes}");
+                for other in 0..=255 {
+                    let made = h.ip.build_template(&flow(other), h.now).unwrap();
+                    made.emit(bytes, 7, &mut built).unwrap();
+                    plain.emit(bytes, 7, &mut patched).unwrap();
+                    plain.set_dscp_ecn(&mut patched, other);
+                    assert_eq!(patched, built, "{dst} {service} {other} {bytes}");
+                }
             }
         }
     }

@@ -110,7 +110,7 @@ impl Ip {
             first: First::V6(ipv6::Header { next_header, ..*header }),
             start: fragment.offset,
             more: fragment.more,
-            ecn: network.ecn,
+            ecn: network.dscp_ecn & 3,
             is_group: network.is_group,
             header_bytes,
             lifetime: TIMEOUT_V6,

@@ -35,7 +35,7 @@ impl Ip {
             protocol: header.protocol,
             header_bytes: header.header_bytes,
             hop_limit: header.ttl,
-            ecn: header.dscp_ecn & 3,
+            dscp_ecn: header.dscp_ecn,
             is_group,
             next_header_at: 9,
             was_fragment: false,

@@ -160,7 +160,7 @@ fn network_of(header: &ipv6::Header, is_group: bool) -> Network {
         protocol: header.next_header,
         header_bytes: ipv6::HEADER_BYTES,
         hop_limit: header.hop_limit,
-        ecn: header.traffic_class & 3,
+        dscp_ecn: header.traffic_class,
         is_group,
         next_header_at: 6,
         was_fragment: false,

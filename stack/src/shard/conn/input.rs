@@ -284,7 +284,7 @@ impl Net {
         }
         let mut payload = core::mem::take(&mut d.chain);
         payload.trim_front(bytes, &mut self.pool);
-        let ecn = EcnField::of_bits(d.ecn);
+        let ecn = EcnField::of_bits(d.dscp_ecn);
         Some(Segment { key, header, ecn, payload, is_group: d.is_group })
     }
 }

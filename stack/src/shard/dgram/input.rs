@@ -53,8 +53,8 @@ impl Udp {
         let is_run = run_segment_bytes(&d).is_some();
         let Core { net, sockets, .. } = core;
         let Net { pool, counters, stages, .. } = net;
-        let Delivered { src, dst, zone, chain, offload, hop_limit, .. } = d;
-        let packet = Incoming { src, dst, zone, chain, offload, hop_limit };
+        let Delivered { src, dst, zone, chain, offload, hop_limit, dscp_ecn, .. } = d;
+        let packet = Incoming { src, dst, zone, chain, offload, hop_limit, dscp_ecn };
         let share = pool.share_of(Purpose::Receive);
         let look = |from, to: SocketAddr, charge| {
             stages.pass(Stage::Demultiplexed);
@@ -121,7 +121,7 @@ fn deliver_run(id: SlotId, run: Datagram, segment_bytes: usize, core: &mut Core)
     if let Some(segment_bytes) = u16::try_from(segment_bytes).ok().filter(|_| receives_runs) {
         return deliver(id, Datagram { segment_bytes: Some(segment_bytes), ..run }, core);
     }
-    let Datagram { src, dst, payload, hop_limit, .. } = run;
+    let Datagram { src, dst, payload, hop_limit, dscp_ecn, .. } = run;
     if payload.len().div_ceil(segment_bytes) > MAX_SEGMENTS {
         core.net.counters.drop_packet(DropReason::BadOffload);
         return core.net.pool.free(payload);
@@ -137,7 +137,7 @@ fn deliver_run(id: SlotId, run: Datagram, segment_bytes: usize, core: &mut Core)
             at += payload.copy_to(at, piece);
         }
         core.net.counters.add(Counter::CopiedBytes, len as u64);
-        let one = Datagram { src, dst, payload: one, segment_bytes: None, hop_limit };
+        let one = Datagram { src, dst, payload: one, segment_bytes: None, hop_limit, dscp_ecn };
         deliver(id, one, core);
     }
     core.net.pool.free(payload);

@@ -34,12 +34,13 @@ pub struct SendMessage<'a> {
     to: Option<SocketAddr>,
     from: Option<SocketAddr>,
     segment_bytes: Option<u16>,
+    tos: Option<u8>,
 }
 
 impl<'a> SendMessage<'a> {
     /// A datagram to the connected peer.
     pub const fn new(payload: &'a [u8]) -> SendMessage<'a> {
-        SendMessage { payload, to: None, from: None, segment_bytes: None }
+        SendMessage { payload, to: None, from: None, segment_bytes: None, tos: None }
     }
 
     /// The same to another destination.
@@ -62,6 +63,13 @@ impl<'a> SendMessage<'a> {
     pub const fn segmented(self, segment_bytes: u16) -> SendMessage<'a> {
         SendMessage { segment_bytes: Some(segment_bytes), ..self }
     }
+
+    /// The same with another TOS or traffic class than the socket has (a control message IP_TOS or IPV6_TCLASS): the
+    /// lower two bits are ECN.
+    #[must_use]
+    pub const fn tos(self, tos: u8) -> SendMessage<'a> {
+        SendMessage { tos: Some(tos), ..self }
+    }
 }
 
 /// Space for one received datagram: an entry of what `recvmmsg(2)` takes.
@@ -72,6 +80,7 @@ pub struct RecvMessage<'a> {
     from: Option<SocketAddr>,
     to: Option<SocketAddr>,
     segment_bytes: Option<u16>,
+    tos: u8,
 }
 
 /// Without the bytes.
@@ -84,6 +93,7 @@ impl core::fmt::Debug for RecvMessage<'_> {
             .field("from", &self.from)
             .field("to", &self.to)
             .field("segment_bytes", &self.segment_bytes)
+            .field("tos", &self.tos)
             .finish()
     }
 }
@@ -91,7 +101,15 @@ impl core::fmt::Debug for RecvMessage<'_> {
 impl<'a> RecvMessage<'a> {
     /// Space for as much as `buffer` holds; a longer datagram is truncated.
     pub fn new(buffer: &'a mut [u8]) -> RecvMessage<'a> {
-        RecvMessage { buffer, len: 0, sent_len: 0, from: None, to: None, segment_bytes: None }
+        RecvMessage {
+            buffer,
+            len: 0,
+            sent_len: 0,
+            from: None,
+            to: None,
+            segment_bytes: None,
+            tos: 0,
+        }
     }
 
     /// The received bytes.
@@ -113,6 +131,11 @@ impl<'a> RecvMessage<'a> {
     /// that receives runs (UDP_GRO).
     pub fn segment_bytes(&self) -> Option<u16> {
         self.segment_bytes
+    }
+
+    /// Its TOS or traffic class (IP_RECVTOS, IPV6_RECVTCLASS): the lower two bits are ECN. 0 before something came.
+    pub fn tos(&self) -> u8 {
+        self.tos
     }
 
     /// Whether it was longer than the buffer.
@@ -209,7 +232,7 @@ impl UdpSockets<'_> {
             message.len = d.payload.copy_to(0, message.buffer);
             message.sent_len = d.payload.len();
             (message.from, message.to) = (Some(d.src), Some(d.dst));
-            message.segment_bytes = d.segment_bytes;
+            (message.segment_bytes, message.tos) = (d.segment_bytes, d.dscp_ecn);
             (came, bytes) = (came + 1, bytes + message.len);
             net.pool.free(d.payload);
         }
@@ -237,7 +260,7 @@ impl Net {
         let most = MOST_JOINED_BYTES.min(device_bytes) / bytes;
         let most = most.clamp(1, MOST_JOINED);
         let is_same = |m: &SendMessage<'_>| {
-            (m.to, m.from) == (first.to, first.from) && m.segment_bytes.is_none()
+            (m.to, m.from, m.tos) == (first.to, first.from, first.tos) && m.segment_bytes.is_none()
         };
         let is_like = |m: &&SendMessage<'_>| is_same(m) && m.payload.len() == bytes;
         let alike = 1 + rest.iter().take(most - 1).take_while(is_like).count();
@@ -266,8 +289,8 @@ impl Udp {
         let parts = run.iter().map(|m| m.payload);
         let joined = (run.len() > 1).then_some(first.payload.len() as u16);
         let segment_bytes = joined.or(first.segment_bytes);
-        let SendMessage { to, from, .. } = *first;
-        let request = SendRequest { parts, bytes, to, from, segment_bytes, error };
+        let SendMessage { to, from, tos: dscp_ecn, .. } = *first;
+        let request = SendRequest { parts, bytes, to, from, segment_bytes, dscp_ecn, error };
         self.output(now, id, &request, core).map(|_| bytes)
     }
 }

@@ -56,6 +56,8 @@ pub(crate) struct SendRequest<I> {
     pub from: Option<SocketAddr>,
     /// Payload of each datagram of a run.
     pub segment_bytes: Option<u16>,
+    /// TOS or traffic class; `None`: that of the socket.
+    pub dscp_ecn: Option<u8>,
     /// The treatment of a pending error of the socket.
     pub error: PendingError,
 }
@@ -117,9 +119,15 @@ impl UdpSockets<'_> {
     ) -> Result<usize, SocketError> {
         let UdpSockets { shard } = self;
         let bytes: usize = parts.iter().map(|p| p.len()).sum();
-        let parts = parts.iter().copied();
-        let error = PendingError::Return;
-        let request = SendRequest { parts, bytes, to, from: None, segment_bytes: None, error };
+        let request = SendRequest {
+            parts: parts.iter().copied(),
+            bytes,
+            to,
+            from: None,
+            segment_bytes: None,
+            dscp_ecn: None,
+            error: PendingError::Return,
+        };
         shard.udp.output(now, id, &request, &mut shard.core)?;
         shard.finish_datagrams(now);
         Ok(bytes)
@@ -166,6 +174,7 @@ impl UdpSockets<'_> {
             to: None,
             from: None,
             segment_bytes: None,
+            dscp_ecn: None,
             error: PendingError::Return,
         };
         match shard.udp.output_fast(now, id, &request, &mut shard.core) {
@@ -292,7 +301,7 @@ impl Udp {
                 zone: zone_of(remote),
                 protocol: protocol::UDP,
                 ttl: endpoints.options.ttl,
-                dscp_ecn: endpoints.options.dscp_ecn,
+                dscp_ecn: request.dscp_ecn.unwrap_or(endpoints.options.dscp_ecn),
                 chain,
                 offload: request.offload(),
                 traffic: Traffic::Own,
@@ -559,6 +568,9 @@ impl Net {
         template.udp().emit(length, header);
         self.stages.pass_all([Stage::TransportOutput, Stage::RouteFound]);
         template.ip().emit(length, ident, lower).ok_or(SocketError::NoBuffer)?;
+        if let Some(dscp_ecn) = request.dscp_ecn {
+            template.ip().set_dscp_ecn(lower, dscp_ecn);
+        }
         self.stages.pass_all([Stage::IpOutput, Stage::EtherOutput]);
         Ok(())
     }

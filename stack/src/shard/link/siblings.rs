@@ -357,7 +357,7 @@ mod tests {
             offload: Default::default(),
             ip_header: crate::ip::SavedHeader::EMPTY,
             is_group: false,
-            ecn: 0,
+            dscp_ecn: 0,
             hop_limit: 64,
         })
     }

@@ -54,7 +54,7 @@ fn take(
     counters: &mut Counters,
 ) -> Result<Datagram, Dropped> {
     let (src, dst) = (src.ip(), dst.ip());
-    let packet = Incoming { src, dst, zone: 0, chain, offload, hop_limit: 7 };
+    let packet = Incoming { src, dst, zone: 0, chain, offload, hop_limit: 7, dscp_ecn: 0xb9 };
     let received = input(packet, pool, counters, |_, _, _| Ok(()));
     received.map(|(datagram, ())| datagram)
 }
@@ -69,7 +69,7 @@ fn receive(flow: Flow, bytes: &[u8], offload: Offload) -> Received {
     let c = chain(&mut pool, bytes, 0);
     let got = take(flow, c, offload, &mut pool, &mut counters);
     let payload = got.ok().map(|d| {
-        assert_eq!((d.src, d.dst, d.hop_limit), (flow.src, flow.dst, 7));
+        assert_eq!((d.src, d.dst, d.hop_limit, d.dscp_ecn), (flow.src, flow.dst, 7, 0xb9));
         let bytes = d.payload.to_vec();
         pool.free(d.payload);
         bytes

@@ -8,7 +8,7 @@ fn pool() -> Pool {
 fn datagram(pool: &mut Pool, bytes: usize) -> Datagram {
     let payload = pool.alloc_chain(bytes, 0, Purpose::Receive).unwrap();
     let (src, dst) = ("10.0.0.2:53".parse().unwrap(), "10.0.0.1:1000".parse().unwrap());
-    Datagram { src, dst, payload, segment_bytes: None, hop_limit: 64 }
+    Datagram { src, dst, payload, segment_bytes: None, hop_limit: 64, dscp_ecn: 0 }
 }
 
 #[test]

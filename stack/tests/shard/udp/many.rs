@@ -53,6 +53,45 @@ fn a_device_that_cuts_gets_equal_datagrams_as_one_frame() {
 }
 
 #[test]
+fn datagrams_of_different_service_are_not_joined() {
+    let mut rig = Rig::new(caps(true));
+    let id = rig.connected();
+    let plain = SendMessage::new(&[7; 18]);
+    let messages = [plain, plain, plain.tos(2), plain.tos(2), plain.tos(1), plain, plain.tos(0)];
+    assert_eq!(send_many(&mut rig, id, &messages).messages, messages.len());
+    let run = SendMessage::new(&[7; 40]).segmented(18).tos(0xb9);
+    send_many(&mut rig, id, &[run]);
+    let frames = rig.take();
+    let sent: Vec<_> = frames.iter().map(|f| (f.0[15], f.0.len() - 42)).collect();
+    assert_eq!(sent, [(0, 36), (2, 36), (1, 18), (0, 18), (0, 18), (0xb9, 40)]);
+    for (frame, _) in &frames {
+        assert_eq!(fulmar_stack::wire::checksum::checksum(&frame[14..34]), 0);
+    }
+}
+
+#[test]
+fn the_service_of_a_datagram_and_of_a_run_is_received() {
+    let mut rig = Rig::new(caps(true));
+    let id = rig.bound();
+    let gso = Gso { kind: GsoKind::Udp, segment_bytes: 18, header_bytes: 42, ecn: false };
+    for (service, gso) in [(3, None), (0xb9, Some(gso)), (0, None)] {
+        let (mut frame, offload) = datagram(&[7; 30], gso);
+        frame[15] = service;
+        frame[24..26].fill(0);
+        let sum = fulmar_stack::wire::checksum::checksum(&frame[14..34]);
+        frame[24..26].copy_from_slice(&sum.to_be_bytes());
+        rig.arrive(frame, offload);
+    }
+    rig.step();
+    let mut buffers = [[0u8; 64]; 8];
+    let mut messages = buffers.each_mut().map(|b| RecvMessage::new(b));
+    assert_eq!(messages[0].tos(), 0);
+    assert!(matches!(rig.shard.udp().receive_many(id, &mut messages), Ok(Poll::Ready(4))));
+    let came = messages[..4].iter().map(|m| (m.tos(), m.payload().len()));
+    assert_eq!(came.collect::<Vec<_>>(), [(3, 30), (0xb9, 18), (0xb9, 12), (0, 30)]);
+}
+
+#[test]
 fn a_run_is_as_long_as_linux_takes_it_and_a_packet_is() {
     let mut rig = Rig::new(caps(true));
     let id = rig.connected();

@@ -1,10 +1,13 @@
 //! The fast path sends what the slow path sends, whatever changes in between.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::task::Poll;
 
 use fulmar_stack::base::{Duration, MtuDiscovery, SlotId};
 use fulmar_stack::ip::{IfAddr, Prefix, Route};
+use fulmar_stack::shard::{PendingError, SendMessage};
 use fulmar_stack::socket::SocketError;
+use proptest::option::of;
 use proptest::prelude::*;
 
 use crate::shard::udp::rig::{OURS, PEER, Rig, US, caps, peer};
@@ -157,6 +160,7 @@ fn options_that_change_are_in_the_next_datagram() {
 enum Event {
     Send(usize),
     SendTo(u8, usize),
+    SendMany(Option<u8>, Vec<(usize, Option<u8>)>),
     Connect(u8),
     Told(u8, u8),
     AddRoute(u8, Option<usize>),
@@ -183,7 +187,9 @@ fn event() -> impl Strategy<Value = Event> {
     let destination = prop_oneof![Just(0u8), 2..6u8];
     prop_oneof![
         6 => bytes.clone().prop_map(Event::Send),
-        3 => (destination.clone(), bytes).prop_map(|(to, n)| Event::SendTo(to, n)),
+        3 => (destination.clone(), bytes.clone()).prop_map(|(to, n)| Event::SendTo(to, n)),
+        3 => (of(destination.clone()), prop::collection::vec((bytes, of(any::<u8>())), 1..4))
+            .prop_map(|(to, messages)| Event::SendMany(to, messages)),
         1 => destination.prop_map(Event::Connect),
         4 => (2..6u8, 2..9u8).prop_map(|(who, station)| Event::Told(who, station)),
         2 => (2..5u8, prop_oneof![Just(None), Just(Some(1400))])
@@ -208,6 +214,18 @@ fn happen(rig: &mut Rig, id: SlotId, event: &Event, forgets: bool) -> String {
         Event::Send(n) => format!("{:?}", rig.send(id, &payload[..*n])),
         Event::SendTo(to, n) => {
             format!("{:?}", rig.shard.udp().send(rig.now, id, &[&payload[..*n]], Some(host(*to))))
+        }
+        Event::SendMany(to, messages) => {
+            let messages: Vec<_> = messages
+                .iter()
+                .map(|(n, tos)| {
+                    let m = SendMessage::new(&payload[..*n]);
+                    let m = tos.map_or(m, |tos| m.tos(tos));
+                    to.map_or(m, |to| m.to(host(to)))
+                })
+                .collect();
+            let sent = rig.shard.udp().send_many(rig.now, id, &messages, PendingError::Return);
+            format!("{:?}", sent.map(|done| if let Poll::Ready(n) = done { Some(n) } else { None }))
         }
         Event::Connect(to) => format!("{:?}", rig.shard.udp().connect(id, host(*to))),
         Event::Told(who, station) => {
