@@ -1,9 +1,11 @@
 //! UDP and echo requests.
 
-use std::io::ErrorKind;
+use std::io::{ErrorKind, IoSliceMut};
 use std::net;
+use std::os::fd::AsRawFd;
 
 use fulmar::{RecvMessage, SendMessage, UdpSocket};
+use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg};
 
 use crate::support::{PATIENCE, pattern};
 use crate::{KERNEL, KERNEL6, OURS, OURS6, in_namespace, stack, sys};
@@ -149,6 +151,65 @@ fn many_datagrams_and_runs_pass_both_ways() {
                 came.extend(room[..n].iter().map(|m| m.payload().to_vec()));
             }
             assert_eq!(came, pieces);
+        }
+    });
+}
+
+/// The next datagram of a kernel socket that asks for the service: its length and its service.
+fn heard_service(socket: &net::UdpSocket) -> (usize, u8) {
+    let (mut buf, mut control) = (vec![0; 2000], nix::cmsg_space!(i32));
+    let mut space = [IoSliceMut::new(&mut buf)];
+    let fd = socket.as_raw_fd();
+    let came = recvmsg::<()>(fd, &mut space, Some(&mut control), MsgFlags::empty()).unwrap();
+    let service = came.cmsgs().unwrap().find_map(|m| match m {
+        ControlMessageOwned::Ipv4Tos(tos) => Some(tos),
+        ControlMessageOwned::Ipv6TClass(class) => Some(class as u8),
+        _ => None,
+    });
+    (came.bytes, service.expect("the kernel tells the service"))
+}
+
+#[test]
+fn the_service_of_each_datagram_and_of_runs_passes_both_ways() {
+    use libc::{IP_RECVTOS, IP_TOS, IPPROTO_IP, IPPROTO_IPV6, IPV6_RECVTCLASS, IPV6_TCLASS};
+    in_namespace!(|| {
+        let stack = stack();
+        let v4 = (KERNEL, OURS, IPPROTO_IP, IP_RECVTOS, IP_TOS);
+        let v6 = (KERNEL6, OURS6, IPPROTO_IPV6, IPV6_RECVTCLASS, IPV6_TCLASS);
+        for (kernel, ours, level, receives, sends) in [v4, v6] {
+            let k = net::UdpSocket::bind((kernel, 53)).unwrap();
+            k.set_read_timeout(Some(PATIENCE)).unwrap();
+            sys::set_int(k.as_raw_fd(), level, receives, 1);
+            let f = UdpSocket::bind(&stack, (ours, 54)).unwrap();
+            f.set_read_timeout(Some(PATIENCE)).unwrap();
+            f.connect((kernel, 53)).unwrap();
+            k.connect((ours, 54)).unwrap();
+            f.set_tos(0x20).unwrap();
+            // The first one waits for the neighbour, the others go by its headers.
+            f.send(b"first").unwrap();
+            assert_eq!(heard_service(&k), (5, 0x20));
+            let plain = SendMessage::new(&[7; 700]);
+            let run = SendMessage::new(&[7; 1400]).segmented(700).tos(3);
+            let sent = [plain, plain.tos(2), plain.tos(2), plain.tos(1), plain.tos(0xb9), run];
+            assert_eq!(f.send_many(&sent).unwrap(), sent.len());
+            for service in [0x20, 2, 2, 1, 0xb9, 3, 3] {
+                assert_eq!(heard_service(&k), (700, service));
+            }
+            f.set_gro(true).unwrap();
+            sys::set_udp_segment(&k, 700).unwrap();
+            for service in [2, 3, 0, 0xb8] {
+                sys::set_int(k.as_raw_fd(), level, sends, service);
+                assert_eq!(k.send(&[7; 2000]).unwrap(), 2000);
+                let mut left = 2000;
+                while left > 0 {
+                    let mut buffer = [0; 4000];
+                    let mut room = [RecvMessage::new(&mut buffer)];
+                    assert_eq!(f.recv_many(&mut room).unwrap(), 1);
+                    assert_eq!(i32::from(room[0].tos()), service);
+                    assert_eq!(room[0].to(), Some(f.local_addr().unwrap()));
+                    left -= room[0].payload().len();
+                }
+            }
         }
     });
 }
