@@ -14,6 +14,7 @@ use std::os::unix::net::UnixDatagram;
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -52,6 +53,11 @@ const CASES: &[Case] = &[
         name: "a_forked_child_gets_clean_errors_and_leaves_its_parent_alone",
         parent: succeed,
         child: fork_beside_traffic,
+    },
+    Case {
+        name: "a_forked_child_cannot_drive_and_the_driver_of_its_parent_goes_on",
+        parent: succeed,
+        child: fork_beside_a_driver,
     },
     Case {
         name: "a_signal_handler_that_calls_the_interrupted_stack_never_waits_for_itself",
@@ -235,6 +241,41 @@ fn wait_for(child: libc::pid_t) {
             panic!("the forked child hangs");
         }
         thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn fork_beside_a_driver() {
+    let (a, b) = stacks();
+    let (c, mut s) = connection(&a, &b, 80);
+    let mut driver = a.driver().unwrap();
+    let poll_read = || {
+        let mut cx = Context::from_waker(Waker::noop());
+        match c.poll_read(&mut cx, &mut [0; 1]) {
+            Poll::Ready(read) => read,
+            Poll::Pending => Err(ErrorKind::WouldBlock.into()),
+        }
+    };
+    for rests in [false, true, true] {
+        while driver.turn().unwrap() || rests && !driver.rest().unwrap() {}
+        // SAFETY: the child only makes calls that are under test, on memory of its own.
+        match unsafe { libc::fork() } {
+            0 => {
+                let ok = is_bad_handle(driver.turn())
+                    && is_bad_handle(driver.rest())
+                    && is_bad_handle(a.driver())
+                    && is_bad_handle(poll_read());
+                drop(driver);
+                std::process::exit(if ok { 42 } else { 1 })
+            }
+            child => wait_for(child),
+        }
+        assert_eq!(poll_read().unwrap_err().kind(), ErrorKind::WouldBlock);
+        s.write_all(b"x").unwrap();
+        let begun = Instant::now();
+        while poll_read().is_err() {
+            driver.turn().unwrap();
+            assert!(begun.elapsed() < PATIENCE, "nothing comes");
+        }
     }
 }
 

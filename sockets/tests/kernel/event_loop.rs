@@ -1,13 +1,15 @@
-//! What an event loop over a poll set costs the device.
+//! What an event loop over a poll set costs the device; a driver's loop over each device.
 
 use std::io::{Read, Write};
 use std::net;
 use std::time::Duration;
 
 use fulmar::base::Counter;
-use fulmar::{PollSet, Ready, Stack, TcpListener, TcpStream};
+use fulmar::{Device, PollSet, Ready, Stack, TcpListener, TcpStream, devices};
 
-use crate::{OURS, in_namespace, stack};
+use crate::namespace::ip;
+use crate::support::tasks::a_loop_serves;
+use crate::{KERNEL, OURS, in_namespace, stack, stack_on};
 
 const CONNECTIONS: usize = 64;
 /// The best round counts: in the others a loaded machine may have kept a turn waiting for longer than its limit.
@@ -74,5 +76,35 @@ fn sixty_four_answers_between_two_waits_cross_together_and_carry_the_acks() {
         let [most_sent, most_received] = if many { [2, 12] } else { [66, 70] };
         assert!(sent <= most_sent, "{sent} crossings for {CONNECTIONS} answers");
         assert!(received <= most_received, "{received} crossings for {CONNECTIONS} questions");
+    });
+}
+
+/// A driver serves the kernel over a device, whose kernel end is the interface.
+fn drives(device: Box<dyn Device>, kernel_end: &str) {
+    ip(&format!("addr add {KERNEL}/24 dev {kernel_end}"));
+    ip(&format!("link set {kernel_end} up"));
+    a_loop_serves(&stack_on(device), (OURS, 80), || {
+        let client = net::TcpStream::connect((OURS, 80)).unwrap();
+        client.set_nodelay(true).unwrap();
+        client
+    });
+}
+
+#[test]
+fn a_driver_serves_the_kernel_over_a_tap() {
+    in_namespace!(|| drives(devices::tap("fulmar0").unwrap(), "fulmar0"));
+}
+
+#[test]
+fn a_driver_serves_the_kernel_over_a_tun() {
+    in_namespace!(|| drives(devices::tun("fulmar0").unwrap(), "fulmar0"));
+}
+
+#[test]
+fn a_driver_serves_the_kernel_over_a_packet_socket() {
+    in_namespace!(|| {
+        ip("link add v0 type veth peer name v1");
+        ip("link set v1 up");
+        drives(devices::packet("v1").unwrap(), "v0");
     });
 }

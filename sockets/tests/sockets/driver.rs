@@ -2,7 +2,6 @@
 
 use std::future::poll_fn;
 use std::io::{self, Read, Write};
-use std::os::fd::AsFd;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -11,109 +10,15 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use fulmar::base::Counter;
-use fulmar::{ConnectOptions, Driver, SendMessage, Stack, TcpListener, TcpStream, UdpSocket};
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use fulmar::devices::shm_device::{Shm, ShmConfig};
+use fulmar::{Driver, SendMessage, TcpListener, TcpStream, UdpSocket, devices};
 
 use crate::support::faulty::{Call, Faulty, quiet};
 use crate::support::pipe::Pipe;
+use crate::support::tasks::{
+    Flag, Runtime, a_loop_serves, connect, is_readable, read_exact, serve, write_all,
+};
 use crate::support::{A, B, PATIENCE, connection, eventually, pattern, stack, stacks, within};
-
-#[derive(Default)]
-struct Flag(AtomicBool);
-
-impl Wake for Flag {
-    fn wake(self: Arc<Self>) {
-        self.0.store(true, Ordering::SeqCst);
-    }
-}
-
-/// Whether a descriptor becomes readable within a time.
-fn is_readable(driver: &Driver, within: Duration) -> bool {
-    let mut fds = [PollFd::new(driver.as_fd(), PollFlags::POLLIN)];
-    poll(&mut fds, PollTimeout::try_from(within).unwrap()).unwrap() > 0
-}
-
-/// An event loop of one thread.
-struct Runtime {
-    drivers: Vec<Driver>,
-}
-
-type Task<'a> = (Pin<Box<dyn Future<Output = ()> + 'a>>, Arc<Flag>);
-
-impl Runtime {
-    fn new(stacks: &[&Stack]) -> Runtime {
-        Runtime { drivers: stacks.iter().map(|s| s.driver().unwrap()).collect() }
-    }
-
-    /// Runs tasks to their end.
-    fn run<'a>(&mut self, tasks: impl IntoIterator<Item = Pin<Box<dyn Future<Output = ()> + 'a>>>) {
-        let begin = |task| (task, Arc::new(Flag(AtomicBool::new(true))));
-        let mut tasks: Vec<Task<'a>> = tasks.into_iter().map(begin).collect();
-        while !tasks.is_empty() {
-            let mut worked = false;
-            for driver in &mut self.drivers {
-                worked |= driver.turn().unwrap();
-            }
-            tasks.retain_mut(|(task, woken)| {
-                if !woken.0.swap(false, Ordering::SeqCst) {
-                    return true;
-                }
-                worked = true;
-                let waker = Waker::from(Arc::clone(woken));
-                task.as_mut().poll(&mut Context::from_waker(&waker)).is_pending()
-            });
-            let is_idle = |(_, woken): &Task<'_>| !woken.0.load(Ordering::SeqCst);
-            if !worked
-                && tasks.iter().all(is_idle)
-                && self.drivers.iter_mut().all(|driver| driver.rest().unwrap())
-            {
-                let fds = self.drivers.iter();
-                let mut fds: Vec<_> =
-                    fds.map(|d| PollFd::new(d.as_fd(), PollFlags::POLLIN)).collect();
-                let ready = poll(&mut fds, PollTimeout::try_from(PATIENCE).unwrap()).unwrap();
-                assert!(ready > 0, "nobody wakes the loop");
-            }
-        }
-    }
-}
-
-async fn read_exact(stream: &TcpStream, bytes: usize) -> Vec<u8> {
-    let mut all = vec![0; bytes];
-    let mut at = 0;
-    while at < bytes {
-        let n = poll_fn(|cx| stream.poll_read(cx, &mut all[at..])).await.unwrap();
-        assert!(n > 0, "the end after {at} bytes");
-        at += n;
-    }
-    all
-}
-
-async fn write_all(stream: &TcpStream, bytes: &[u8]) {
-    let mut at = 0;
-    while at < bytes.len() {
-        at += poll_fn(|cx| stream.poll_write(cx, &bytes[at..])).await.unwrap();
-    }
-}
-
-async fn connect(stack: &Stack, to: (&str, u16)) -> TcpStream {
-    let to = format!("{}:{}", to.0, to.1).parse().unwrap();
-    let stream = TcpStream::connect_nonblocking(stack, &to, &ConnectOptions::default()).unwrap();
-    poll_fn(|cx| stream.poll_connected(cx)).await.unwrap();
-    stream
-}
-
-/// Echoes `bytes` of each of `clients` connections, which come one after another.
-async fn serve(listener: TcpListener, clients: usize, bytes: usize) {
-    for _ in 0..clients {
-        let (stream, _) = poll_fn(|cx| listener.poll_accept(cx)).await.unwrap();
-        let mut left = bytes;
-        while left > 0 {
-            let loan = poll_fn(|cx| stream.poll_recv_owned(cx, 1 << 16)).await.unwrap();
-            left -= loan.len();
-            write_all(&stream, &loan.to_vec()).await;
-        }
-    }
-}
 
 #[test]
 fn tasks_of_one_thread_talk_over_two_stacks() {
@@ -139,6 +44,35 @@ fn tasks_of_one_thread_talk_over_two_stacks() {
             }
         };
         runtime.run([Box::pin(server) as Pin<Box<dyn Future<Output = ()>>>, Box::pin(client)]);
+    });
+}
+
+#[test]
+fn a_loop_serves_over_each_device_that_needs_no_kernel() {
+    type Pair = [Box<dyn fulmar::Device>; 2];
+    fn both<D: fulmar::Device + 'static>((a, b): (D, D)) -> Pair {
+        [Box::new(a), Box::new(b)]
+    }
+    let link = || -> Pair { devices::link_pair().unwrap().into() };
+    let shm = || {
+        let name = format!("fulmar-driver-{}", std::process::id());
+        let open = move || {
+            let config = ShmConfig { name, wait: Some(PATIENCE), ..ShmConfig::default() };
+            Shm::open(&config).unwrap()
+        };
+        let other = thread::spawn(open.clone());
+        both((open(), other.join().unwrap()))
+    };
+    let own = || both(Pipe::pair());
+    let polled = || {
+        let (a, b) = Pipe::pair();
+        both((a.without_fd(), b.without_fd()))
+    };
+    within(move || {
+        for [a, b] in [link(), shm(), own(), polled()] {
+            let (a, b) = (stack(1, a, |s| s), stack(2, b, |s| s));
+            a_loop_serves(&b, (B, 80), || TcpStream::connect(&a, (B, 80)).unwrap());
+        }
     });
 }
 

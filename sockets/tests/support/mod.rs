@@ -5,6 +5,7 @@
 pub mod faulty;
 pub mod file;
 pub mod pipe;
+pub mod tasks;
 
 use std::sync::mpsc;
 use std::thread;
