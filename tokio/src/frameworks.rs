@@ -4,5 +4,7 @@
 mod axum;
 #[cfg(feature = "hyper")]
 pub(crate) mod hyper;
+#[cfg(feature = "quinn")]
+pub(crate) mod quinn;
 #[cfg(feature = "tonic")]
 mod tonic;

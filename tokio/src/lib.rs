@@ -36,7 +36,7 @@
 //!   for at most [`fulmar::Builder::exit_drain`]. A runtime that is shut down earlier drops the driver; then the stack
 //!   runs in its own thread until it is dropped.
 //! - **Features**: `hyper` (a connector for its clients), `axum` (its `Listener`), `tonic` (its `Connected`), `quinn` (its
-//!   `AsyncUdpSocket`).
+//!   `AsyncUdpSocket`, with GSO, GRO and ECN).
 
 #![deny(unsafe_code)]
 #![warn(unreachable_pub, clippy::exhaustive_enums)]
@@ -52,6 +52,8 @@ mod udp;
 pub use forward::{PendingConnection, UdpFlow, forward, forward_udp};
 #[cfg(feature = "hyper")]
 pub use frameworks::hyper::Connector;
+#[cfg(feature = "quinn")]
+pub use frameworks::quinn::QuinnSocket;
 pub use net::Net;
 pub use packets::{PacketReceiver, PacketSender, channel};
 pub use relay::relay;

@@ -1,5 +1,8 @@
 //! The sockets over two stacks that are joined in the process, in each flavour of the runtime.
 
+// A fork.
+#![allow(unsafe_code)]
+
 use std::io;
 use std::time::{Duration, Instant};
 
@@ -298,5 +301,87 @@ fn an_idle_stack_does_not_wake_the_runtime() {
         let before = sleeps();
         tokio::time::sleep(Duration::from_secs(1)).await;
         assert!(sleeps() - before < 10, "{} sleeps", sleeps() - before);
+    });
+}
+
+#[test]
+fn each_shard_has_a_driver_and_connections_cross_shards() {
+    use fulmar::base::{Counter, EtherAddr};
+    const CONNECTIONS: usize = 12;
+    let config =
+        |n| fulmar_nic::SimConfig { ether: EtherAddr([2, 0, 0, 0, 0, n]), ..Default::default() };
+    // The queues are joined crosswise, so that every packet is handed to the shard of its flow.
+    let wires = [(); 2].map(|()| fulmar_nic::pair(config(1), config(2)).unwrap());
+    let [[(a0, _), (b1, _)], [(a1, _), (b0, _)]] = wires;
+    let build = |n: u8, queues: [Box<dyn fulmar::Device>; 2]| {
+        let builder = Stack::builder().devices(queues.into()).deterministic_for_simulation(1);
+        builder.address(format!("10.0.0.{n}/24").parse().unwrap()).build().unwrap()
+    };
+    let stacks = [build(1, [Box::new(a0), Box::new(a1)]), build(2, [Box::new(b0), Box::new(b1)])];
+    assert_eq!(Net::new(stacks[0].clone()).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+    let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    runtime.block_on(async {
+        let nets = stacks
+            .each_ref()
+            .map(|stack| [0, 1].map(|shard| Net::new(stack.on_shard(shard).unwrap()).unwrap()));
+        for net in &nets[0] {
+            let listener = TcpListener::bind(net, "10.0.0.1:80").await.unwrap();
+            tokio::spawn(async move {
+                while let Ok((stream, _)) = listener.accept().await {
+                    let (mut read, mut write) = stream.into_split();
+                    tokio::spawn(async move { tokio::io::copy(&mut read, &mut write).await });
+                }
+            });
+        }
+        let ask = |n: usize| {
+            let net = nets[1][n % 2].clone();
+            tokio::spawn(async move {
+                let stream = TcpStream::connect(&net, "10.0.0.1:80").await.unwrap();
+                let (mut read, mut write) = stream.into_split();
+                let bytes = pattern(300_000 + n);
+                let (sent, mut got) = (bytes.clone(), Vec::new());
+                let sender = tokio::spawn(async move { write.write_all(&sent).await.unwrap() });
+                read.read_to_end(&mut got).await.unwrap();
+                sender.await.unwrap();
+                assert!(got == bytes);
+            })
+        };
+        for asked in (0..CONNECTIONS).map(ask).collect::<Vec<_>>() {
+            timeout(PATIENCE, asked).await.expect("it hangs").unwrap();
+        }
+    });
+    let wrong = |stack: &Stack| stack.stat().unwrap().count(Counter::WrongQueue);
+    assert!(stacks.iter().all(|stack| wrong(stack) > 100), "all were on the wrong queue");
+}
+
+#[test]
+fn a_forked_child_gets_clean_errors_and_the_runtime_of_its_parent_goes_on() {
+    use std::task::{Context, Poll, Waker};
+    in_each(|a, b| async move {
+        let (mut client, mut server) = connection(&a, &b).await;
+        let listener = TcpListener::bind(&a, "10.0.0.1:80").await.unwrap();
+        for _ in 0..3 {
+            // SAFETY: the child makes the calls under test on its copy of memory, and ends without cleaning up.
+            let child = unsafe { libc::fork() };
+            if child == 0 {
+                let mut cx = Context::from_waker(Waker::noop());
+                let is_bad = |e: &io::Error| e.raw_os_error() == Some(libc::EBADF);
+                let read = client.get_ref().poll_read(&mut cx, &mut [0; 1]);
+                let written = client.get_ref().poll_write(&mut cx, b"x");
+                let ok = matches!(read, Poll::Ready(Err(e)) if is_bad(&e))
+                    && matches!(written, Poll::Ready(Err(e)) if is_bad(&e))
+                    && matches!(listener.poll_accept(&mut cx), Poll::Ready(Err(e)) if is_bad(&e));
+                // SAFETY: nothing of the parent's runs.
+                unsafe { libc::_exit(if ok { 42 } else { 1 }) };
+            }
+            let mut status = 0;
+            // SAFETY: `status` is a local that outlives the call.
+            assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+            assert_eq!((libc::WIFEXITED(status), libc::WEXITSTATUS(status)), (true, 42));
+            server.write_all(b"still here").await.unwrap();
+            let mut word = [0; 10];
+            client.read_exact(&mut word).await.unwrap();
+            assert_eq!(&word, b"still here");
+        }
     });
 }

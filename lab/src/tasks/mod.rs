@@ -2,8 +2,9 @@
 //!
 //! hyper and tokio on both sides of a ratio: HTTP with both ends in one thread over a link of fulmar's and over the
 //! kernel's loopback, a server over TAP and over veth with the client in another process, round trips, and idle
-//! connections.
+//! connections. quinn on both sides of another: QUIC with both ends in one thread.
 
+mod quic;
 mod requests;
 mod ways;
 
@@ -48,17 +49,21 @@ const CPU: &str = "process_cpu_ns_per_request";
 const RATE: &str = "requests_per_s";
 const P50: &str = "p50_us";
 const IDLE_CPU: &str = "idle_cpu_pct";
+/// CPU time of both ends of QUIC per KiB.
+const BULK_CPU: &str = "process_cpu_ns_per_kib";
+const GBPS: &str = "gbps";
 
 const BOTH_TABLE: &str = "HTTP, both ends in one thread";
 const SERVER_TABLE: &str = "HTTP, the server; the client is a process on another CPU";
 const TRIP_TABLE: &str = "Round trips of 64 bytes, both ends in one thread";
+const BULK_TABLE: &str = "QUIC, one stream of bulk data, both ends in one thread";
 const IDLE_TABLE: &str = "1,000 connections without traffic";
 
-/// Async programs: HTTP by hyper on tokio, round trips and idle connections, compared with the kernel's sockets
+/// Async programs: HTTP by hyper on tokio, QUIC by quinn, round trips and idle connections, compared with the kernel's sockets
 #[derive(clap::Args, Clone, Debug)]
 #[command(
     override_usage = "fulmar-lab bench async [OPTIONS]",
-    after_help = "hyper and tokio (current_thread) on both sides of each ratio. Both ends of a
+    after_help = "hyper, quinn and tokio (current_thread) on both sides of each ratio. Both ends of a
 connection run in one thread over a link of fulmar's, and over the kernel's
 loopback; a server runs over a TAP and over veth, with its client in another
 process. The command creates its own namespaces and removes them."
@@ -89,7 +94,12 @@ pub fn run(options: &Options, isolated: io::Result<()>) -> io::Result<Report> {
         scenarios.extend([both::<Linked>(near, n), both::<Loopback>(near, n)]);
     }
     scenarios.extend(served.scenarios());
-    scenarios.extend([trips::<Linked>(near), trips::<Loopback>(near), idle(near)]);
+    scenarios.extend([trips::<Linked>(near), trips::<Loopback>(near)]);
+    scenarios.extend([
+        bulk(near, "fulmar.quinn", Linked::TITLE, quic::linked),
+        bulk(near, "kernel.quinn", Loopback::TITLE, quic::loopback),
+        idle(near),
+    ]);
     let (budget, max_runs) = (options.common.budget(QUICK, FULL), options.common.runs);
     let plan = Plan { ratios: ratios(), scenarios, budget, max_runs, pace: Pace::Programs };
     Ok(Report::of(&SHAPE, harness::run(plan)))
@@ -100,7 +110,7 @@ fn runtime() -> io::Result<Runtime> {
 }
 
 fn sample(cost: &Cost) -> Sample {
-    let requests = cost.requests as f64;
+    let requests = cost.count as f64;
     let per_request = |time: Duration| time.as_nanos() as f64 / requests;
     Sample::of(CPU, per_request(cost.cpu))
         .with(RATE, requests / cost.elapsed.as_secs_f64())
@@ -202,6 +212,24 @@ async fn round_trips<W: Way>(time: Duration) -> io::Result<Sample> {
     Ok(Sample::of(P50, p50 as f64 / 1000.0).with("p99_us", p99 as f64 / 1000.0))
 }
 
+/// Bulk data by QUIC over these sockets.
+fn bulk<F: Future<Output = io::Result<quic::Sockets>> + 'static>(
+    cpu: Option<usize>,
+    name: &str,
+    title: &str,
+    open: fn() -> F,
+) -> Scenario<'static> {
+    let run = move |time| {
+        let measured = || runtime()?.block_on(async { quic::bulk(open().await?, time).await });
+        let cost = on_pinned_thread(cpu, measured)?;
+        let kib = cost.count as f64 / 1024.0;
+        Ok(Sample::of(BULK_CPU, cost.cpu.as_nanos() as f64 / kib)
+            .with(GBPS, cost.count as f64 * 8.0 / 1e9 / cost.elapsed.as_secs_f64())
+            .with("machine_cpu_ns_per_kib", cost.machine.as_nanos() as f64 / kib))
+    };
+    Scenario::new(name, title, run).in_table(BULK_TABLE)
+}
+
 /// Connections without traffic, whose tasks wait to read.
 fn idle(cpu: Option<usize>) -> Scenario<'static> {
     let run = move |time: Duration| {
@@ -261,6 +289,14 @@ fn ratios() -> Vec<Ratio> {
             0.7,
             0.5,
         ),
+        over(
+            "async.quinn.gbps_vs_kernel",
+            "CPU of both ends of QUIC per byte: fulmar over a link ÷ the kernel's loopback",
+            BULK_CPU,
+            ["fulmar.quinn", "kernel.quinn"].map(str::to_owned),
+            1.0,
+            0.8,
+        ),
         Ratio::value(
             "async.idle.cpu_pct",
             "CPU of 1,000 connections without traffic, percent of one CPU",
@@ -274,13 +310,16 @@ fn ratios() -> Vec<Ratio> {
 const SHAPE: Shape = Shape {
     name: "async",
     title: "Async programs",
-    lead: "hyper on tokio's current_thread runtime, over fulmar and over the kernel's sockets.",
+    lead: "hyper and quinn on tokio's current_thread runtime, over fulmar and over the kernel's sockets.",
     columns: &[
         label("connections", "connections"),
         label("title", "way"),
         number(RATE, "requests\nper s", 0, "answered in the measured interval").with_interval(),
         number(CPU, "process\nns/req", 0, "CPU time of the process").with_interval(),
         number("machine_cpu_ns_per_request", "machine\nns/req", 0, "busy time of all CPUs"),
+        number(GBPS, "Gbit/s", 2, "payload of the stream").with_interval(),
+        number(BULK_CPU, "process\nns/KiB", 0, "CPU time of the process").with_interval(),
+        number("machine_cpu_ns_per_kib", "machine\nns/KiB", 0, "busy time of all CPUs"),
         number(P50, "p50\nµs", 2, "round trip, median").with_interval(),
         number("p99_us", "p99\nµs", 2, "round trip, 99th percentile"),
         number(IDLE_CPU, "CPU\n%", 2, "CPU time of the process, of one CPU"),

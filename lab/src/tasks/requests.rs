@@ -18,10 +18,11 @@ use crate::cpu::{self, MachineClock};
 /// The body of an answer.
 const BODY: &[u8] = b"Hello, world!\n";
 
-/// What requests have cost.
+/// What requests, or bytes, have cost.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Cost {
-    pub requests: u64,
+    /// How many.
+    pub count: u64,
     pub elapsed: Duration,
     /// CPU time of the process.
     pub cpu: Duration,
@@ -42,9 +43,9 @@ impl Begin {
         Ok(Begin { at: Instant::now(), cpu, machine })
     }
 
-    pub(super) fn cost(self, requests: u64) -> io::Result<Cost> {
+    pub(super) fn cost(self, count: u64) -> io::Result<Cost> {
         Ok(Cost {
-            requests,
+            count,
             elapsed: self.at.elapsed(),
             cpu: cpu::process_cpu(None)?.saturating_sub(self.cpu),
             machine: MachineClock::read()?.since(self.machine).busy,

@@ -36,6 +36,17 @@ pub(super) trait Way {
     fn connect(&self) -> impl Future<Output = io::Result<impl Stream>>;
 }
 
+/// Two stacks joined by a link: 10.0.0.1 and 10.0.0.2.
+pub(super) fn nets() -> io::Result<[Net; 2]> {
+    let (a, b) = devices::link_pair()?;
+    let net = |device, address: &str| {
+        let address = address.parse().map_err(io::Error::other)?;
+        let stack = Stack::builder().device(device).address(address).unlisted().build();
+        Net::new(stack.map_err(io::Error::other)?)
+    };
+    Ok([net(a, "10.0.0.1/24")?, net(b, "10.0.0.2/24")?])
+}
+
 /// Two stacks joined by a link.
 pub(super) struct Linked {
     client: Net,
@@ -57,13 +68,7 @@ impl Way for Linked {
     type Listener = fulmar_tokio::TcpListener;
 
     async fn open() -> io::Result<(Linked, fulmar_tokio::TcpListener)> {
-        let (a, b) = devices::link_pair()?;
-        let net = |device, address: &str| {
-            let address = address.parse().map_err(io::Error::other)?;
-            let stack = Stack::builder().device(device).address(address).unlisted().build();
-            Net::new(stack.map_err(io::Error::other)?)
-        };
-        let (server, client) = (net(a, "10.0.0.1/24")?, net(b, "10.0.0.2/24")?);
+        let [server, client] = nets()?;
         let listener = fulmar_tokio::TcpListener::bind(&server, "10.0.0.1:0").await?;
         let to = listener.local_addr()?;
         Ok((Linked { client, to, _server: server }, listener))
