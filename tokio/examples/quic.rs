@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use fulmar::{Device, Stack, devices};
+use fulmar::{Stack, devices};
 use fulmar_tokio::{Net, QuinnSocket, UdpSocket};
 use quinn::rustls::{RootCertStore, pki_types::PrivatePkcs8KeyDer};
 use quinn::{ClientConfig, Endpoint, EndpointConfig, ServerConfig, TokioRuntime};
@@ -15,15 +15,13 @@ type Failure = Box<dyn std::error::Error + Send + Sync>;
 /// Bytes that the server sends.
 const BYTES: usize = 256 << 20;
 
-/// An end of QUIC over a device.
+/// An end of QUIC over a stack.
 async fn endpoint(
-    device: Box<dyn Device>,
-    ip: &str,
+    net: &Net,
+    address: &str,
     server: Option<ServerConfig>,
 ) -> Result<Endpoint, Failure> {
-    let stack = Stack::builder().device(device).address(format!("{ip}/24").parse()?).build()?;
-    let socket = UdpSocket::bind(&Net::new(stack)?, format!("{ip}:443")).await?;
-    let socket = QuinnSocket::new(socket)?;
+    let socket = QuinnSocket::new(UdpSocket::bind(net, address).await?)?;
     let (config, runtime) = (EndpointConfig::default(), Arc::new(TokioRuntime));
     Ok(Endpoint::new_with_abstract_socket(config, server, socket, runtime)?)
 }
@@ -38,8 +36,10 @@ async fn main() -> Result<(), Failure> {
     let config = ServerConfig::with_single_cert(vec![certificate], key)?;
 
     let (a, b) = devices::link_pair()?;
-    let server = endpoint(a, "10.0.0.1", Some(config)).await?;
-    let mut client = endpoint(b, "10.0.0.2", None).await?;
+    let near = Net::new(Stack::builder().device(a).address("10.0.0.1/24".parse()?).build()?)?;
+    let far = Net::new(Stack::builder().device(b).address("10.0.0.2/24".parse()?).build()?)?;
+    let server = endpoint(&near, "10.0.0.1:443", Some(config)).await?;
+    let mut client = endpoint(&far, "10.0.0.2:0", None).await?;
     client.set_default_client_config(ClientConfig::with_root_certificates(Arc::new(trusted))?);
 
     tokio::spawn(async move {

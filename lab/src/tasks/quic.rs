@@ -44,14 +44,15 @@ pub(super) async fn loopback() -> io::Result<Sockets> {
 /// The server sends to the client; the CPU time of both, and the bytes that came.
 pub(super) async fn bulk([server, client]: Sockets, time: Duration) -> io::Result<Cost> {
     let to = server.local_addr()?;
-    let (accepting, trusting) = configs().map_err(io::Error::other)?;
+    let (serving, trusting) = configs().map_err(io::Error::other)?;
     let end = |config, socket| {
         let (options, runtime) = (EndpointConfig::default(), Arc::new(TokioRuntime));
         Endpoint::new_with_abstract_socket(options, config, socket, runtime)
     };
-    let (server, client) = (end(Some(accepting), server)?, end(None, client)?);
+    let (server, client) = (end(Some(serving), server)?, end(None, client)?);
+    let accepting = server.clone();
     tokio::spawn(async move {
-        let incoming = server.accept().await.ok_or(io::ErrorKind::NotConnected)?;
+        let incoming = accepting.accept().await.ok_or(io::ErrorKind::NotConnected)?;
         let mut stream = incoming.await?.open_uni().await?;
         let chunk = vec![0x5a; WRITE_BYTES];
         // Until the client has enough.
@@ -75,6 +76,8 @@ pub(super) async fn bulk([server, client]: Sockets, time: Duration) -> io::Resul
     let cost = begin.cost(came)?;
     connection.close(0u32.into(), b"");
     client.wait_idle().await;
+    // With its stack the link of the client would have ended, for which quinn does not wait.
+    drop(server);
     Ok(cost)
 }
 

@@ -20,7 +20,8 @@ const MOST_RUN_BYTES: usize = 65_507;
 const MOST_SEGMENTS: usize = 64;
 
 /// A UDP socket for [`quinn::Endpoint::new_with_abstract_socket`]: with GSO, GRO, ECN, and the address that a datagram was
-/// sent to.
+/// sent to. Once the stack is down, quinn's endpoint fails: its connections end, and a
+/// call of `Endpoint::wait_idle` that is under way does not return.
 ///
 /// ```
 /// # use std::sync::Arc;
