@@ -43,8 +43,8 @@ const BELOW_LAB: &[&str] = &[
     "testbed",
 ];
 
-/// `io_uring` is what benches compare with the stack, `hyper` and `tokio` are what async programs are made of; `addr2line`
-/// and `inferno` draw profiles, `hdrhistogram` latencies.
+/// `io_uring` is what benches compare with the stack, `hyper`, `quinn` (with certificates of `rcgen`) and
+/// `tokio` are what async programs are made of; `addr2line` and `inferno` draw profiles, `hdrhistogram` latencies.
 const LAB_OUTSIDE: &[&str] = &[
     "clap",
     "libc",
@@ -58,6 +58,8 @@ const LAB_OUTSIDE: &[&str] = &[
     "inferno",
     "io_uring",
     "nix",
+    "quinn",
+    "rcgen",
     "tokio",
 ];
 
@@ -80,7 +82,7 @@ const ROOMS: &[Room] = &[
         "async",
         "tokio/src",
         &["api"],
-        &["axum", "http", "hyper_util", "tokio", "tonic", "tower_service"],
+        &["axum", "futures_core", "http", "hyper_util", "quinn", "tokio", "tonic", "tower_service"],
     ),
     (
         "netns",
