@@ -279,8 +279,8 @@ impl StackArgs {
         let addresses = self.kernel_addresses(opened);
         let here = Netns::current().during("cannot find the network namespace")?;
         for a in &addresses {
-            let what = format_args!("cannot set the address {a} on the kernel's end of {name}");
-            here.set_address(name, a.address, a.prefix_len).during(what)?;
+            here.set_address(name, a.address, a.prefix_len)
+                .during(format_args!("cannot set the address {a} on the kernel's end of {name}"))?;
         }
         if addresses.is_empty() && opened.new_tap.is_some() {
             here.set_up(name).during(format_args!("cannot bring {name} up"))?;

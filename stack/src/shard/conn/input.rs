@@ -175,17 +175,17 @@ impl Tcp {
         let others = tcp::Flags::ACK | tcp::Flags::RST | tcp::Flags::FIN;
         let is_syn = flags.contains(tcp::Flags::SYN) && !flags.intersects(others);
         let listener = self.find_listener(&seg.key, &core.sockets);
+        if listener.is_some()
+            && flags.contains(tcp::Flags::RST)
+            && let Some(pending) = self.pending.find(&seg.key)
+        {
+            return match self.reset_pending(pending, seg.header.seq, core) {
+                Ok(()) => core.net.pool.free(seg.payload),
+                Err(reason) => core.net.drop_chain(seg.payload, reason),
+            };
+        }
         match listener {
             Some(id) if is_syn => _ = self.passive_open(now, id, seg, None, core),
-            Some(_)
-                if flags.contains(tcp::Flags::RST)
-                    && let Some(pending) = self.pending.find(&seg.key) =>
-            {
-                match self.reset_pending(pending, seg.header.seq, core) {
-                    Ok(()) => core.net.pool.free(seg.payload),
-                    Err(reason) => core.net.drop_chain(seg.payload, reason),
-                }
-            }
             // LISTEN answers an ACK by a reset and drops the rest.
             Some(_) if !flags.contains(tcp::Flags::ACK) => {
                 core.net.drop_chain(seg.payload, DropReason::TcpBadFlags);
