@@ -100,15 +100,13 @@ pub fn make_read_only(path: &Path) -> io::Result<()> {
 fn bind_read_only(path: &Path) -> nix::Result<()> {
     let none = None::<&str>;
     mount(Some(path), path, none, MsFlags::MS_BIND | MsFlags::MS_REC, none)?;
-    // A remount must keep the restrictions that the file system already has.
+    // A remount must keep the restrictions that the file system already has. Those of access times stay unless it names
+    // one (Linux's path_mount).
     let own = statvfs(path)?.flags();
     let kept = [
         (FsFlags::ST_NOSUID, MsFlags::MS_NOSUID),
         (FsFlags::ST_NODEV, MsFlags::MS_NODEV),
         (FsFlags::ST_NOEXEC, MsFlags::MS_NOEXEC),
-        (FsFlags::ST_NOATIME, MsFlags::MS_NOATIME),
-        (FsFlags::ST_NODIRATIME, MsFlags::MS_NODIRATIME),
-        (FsFlags::ST_RELATIME, MsFlags::MS_RELATIME),
     ];
     let kept = kept.into_iter().filter(|(flag, _)| own.contains(*flag)).map(|(_, flag)| flag);
     let read_only = MsFlags::MS_BIND | MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY;

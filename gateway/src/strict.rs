@@ -31,6 +31,7 @@ struct Calls {
     io_uring_setup: u32,
 }
 
+#[cfg(target_arch = "x86_64")]
 const X32: u32 = 0x4000_0000;
 
 #[cfg(target_arch = "x86_64")]

@@ -142,7 +142,7 @@ pub(crate) fn set_timer(fd: RawFd, at: Instant) {
     // Zero would disarm it.
     let ns = at.as_nanos().max(1);
     let value = libc::timespec {
-        tv_sec: (ns / 1_000_000_000) as libc::time_t,
+        tv_sec: (ns / 1_000_000_000) as _,
         tv_nsec: (ns % 1_000_000_000) as libc::c_long,
     };
     let never = libc::timespec { tv_sec: 0, tv_nsec: 0 };
@@ -171,7 +171,7 @@ pub(crate) fn sleep_on(device: Option<WakeFd>, kick: RawFd, timer: RawFd) -> boo
 
 fn timespec(t: Duration) -> libc::timespec {
     libc::timespec {
-        tv_sec: t.as_secs().min(i64::MAX as u64) as libc::time_t,
+        tv_sec: t.as_secs().min(i64::MAX as u64) as _,
         tv_nsec: libc::c_long::from(t.subsec_nanos()),
     }
 }

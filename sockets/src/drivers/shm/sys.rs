@@ -173,7 +173,7 @@ impl PeerMap {
             check(libc::fstatfs(file.as_raw_fd(), &raw mut fs))?;
         }
         // A file on hugetlbfs can be sealed too, but reading a page that was never reserved kills.
-        let is_memory = fs.f_type == libc::TMPFS_MAGIC;
+        let is_memory = fs.f_type as libc::c_long == libc::TMPFS_MAGIC;
         let is_long = u64::try_from(stat.st_size).is_ok_and(|n| n >= bytes as u64);
         if seals < 0 || seals & SEALS != SEALS || !is_memory || !is_long {
             return Err(io::ErrorKind::PermissionDenied.into());

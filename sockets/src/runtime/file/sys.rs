@@ -19,12 +19,14 @@ pub(crate) fn preadv2(
         Patience::InMemory => libc::RWF_NOWAIT,
         Patience::Wait => 0,
     };
-    let offset = libc::off64_t::try_from(at).map_err(|_| io::ErrorKind::InvalidInput)?;
-    let count = libc::c_int::try_from(parts.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
+    let offset = i64::try_from(at).map_err(|_| io::ErrorKind::InvalidInput)?;
+    // The kernel takes the offset as two longs, the second of which counts on 32 bits only.
+    let (low, high) = (offset as libc::c_long, (offset >> 32) as libc::c_long);
+    let (count, parts) = (parts.len(), parts.as_mut_ptr());
     // SAFETY: std promises that an IoSliceMut is an iovec; each is exclusive and lives through the
-    // call, and `count` is how many there are.
+    // call, and `count` is their number, in a long as the kernel takes it. musl has no function for this call.
     let n = unsafe {
-        libc::preadv64v2(file.as_raw_fd(), parts.as_mut_ptr().cast(), count, offset, flags)
+        libc::syscall(libc::SYS_preadv2, file.as_raw_fd(), parts, count, low, high, flags)
     };
     usize::try_from(n).map_err(|_| io::Error::last_os_error())
 }
