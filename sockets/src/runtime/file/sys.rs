@@ -1,7 +1,7 @@
 //! The system calls on files that std lacks. All unsafe code of this module.
 
 use std::io::{self, IoSliceMut};
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 
 use super::Patience;
 
@@ -15,20 +15,36 @@ pub(crate) fn preadv2(
     at: u64,
     patience: Patience,
 ) -> io::Result<usize> {
-    let flags = match patience {
-        Patience::InMemory => libc::RWF_NOWAIT,
-        Patience::Wait => 0,
-    };
-    let offset = i64::try_from(at).map_err(|_| io::ErrorKind::InvalidInput)?;
-    // The kernel takes the offset as two longs, the second of which counts on 32 bits only.
-    let (low, high) = (offset as libc::c_long, (offset >> 32) as libc::c_long);
-    let (count, parts) = (parts.len(), parts.as_mut_ptr());
+    let offset = libc::off64_t::try_from(at).map_err(|_| io::ErrorKind::InvalidInput)?;
+    let count = libc::c_int::try_from(parts.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
+    let (fd, parts) = (file.as_raw_fd(), parts.as_mut_ptr());
     // SAFETY: std promises that an IoSliceMut is an iovec; each is exclusive and lives through the
-    // call, and `count` is their number, in a long as the kernel takes it. musl has no function for this call.
+    // call, and `count` is how many there are.
     let n = unsafe {
-        libc::syscall(libc::SYS_preadv2, file.as_raw_fd(), parts, count, low, high, flags)
+        match patience {
+            // A call that every kernel has.
+            Patience::Wait => libc::preadv64(fd, parts.cast(), count, offset) as libc::c_long,
+            Patience::InMemory => preadv2_now(fd, parts.cast(), count, offset),
+        }
     };
     usize::try_from(n).map_err(|_| io::Error::last_os_error())
+}
+
+/// preadv2(2) with RWF_NOWAIT, by its number: musl has no function for it.
+///
+/// # Safety
+/// `parts` are `count` buffers that can be written.
+unsafe fn preadv2_now(
+    fd: RawFd,
+    parts: *const libc::iovec,
+    count: libc::c_int,
+    offset: libc::off64_t,
+) -> libc::c_long {
+    // The kernel takes longs, and the offset as two of them, the second of which counts on 32 bits only.
+    let count = libc::c_long::from(count);
+    let (low, high) = (offset as libc::c_long, (offset >> 32) as libc::c_long);
+    // SAFETY: the caller's promise.
+    unsafe { libc::syscall(libc::SYS_preadv2, fd, parts, count, low, high, libc::RWF_NOWAIT) }
 }
 
 /// Advises the kernel to read a part of a file into the page cache.
