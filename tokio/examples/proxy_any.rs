@@ -1,4 +1,7 @@
 //! Takes every TCP connection that the kernel routes to `tun0`, and proxies it to its destination.
+//!
+//! The kernel's end of `tun0` belongs to the guest whose network this is: once the program runs,
+//! `ip link set tun0 netns GUEST` moves it there.
 
 use fulmar::{Stack, devices};
 use fulmar_tokio::{Net, forward};
