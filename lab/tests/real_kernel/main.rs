@@ -2,6 +2,7 @@
 //! rather than `#[test]`s, because it enters namespaces before it has threads and because its
 //! children are itself. Times are not judged; bytes, counts and what is left behind are.
 
+mod forward;
 mod netserver;
 
 use fulmar_gateway::netns::Netns;
@@ -37,6 +38,7 @@ fn main() {
         return skip("all of it", &format!("namespaces are not allowed here: {e}"));
     }
     a_fresh_namespace_has_loopback_and_nothing_else();
+    forward::the_kernel_of_a_guest_reaches_servers_of_the_host();
     kernel_to_kernel_moves_bytes_with_and_without_offloads();
     for kind in [Kind::Tap, Kind::Packet] {
         the_floor_moves_bytes_both_ways(kind);
