@@ -75,15 +75,19 @@ impl PendingConnection {
     ///
     /// # Errors
     /// As these.
-    pub async fn proxy<S>(
+    pub fn proxy<S>(
         self,
         other: impl Future<Output = io::Result<S>>,
-    ) -> io::Result<(u64, u64)>
+    ) -> impl Future<Output = io::Result<(u64, u64)>>
     where
         S: AsyncRead + AsyncWrite + Unpin,
     {
-        let (stream, other) = self.answer(other.await)?;
-        crate::relay(stream, other).await
+        // Each phase has memory of its own, so that an idle relay keeps nothing of the first.
+        let connected = Box::pin(async move { self.answer(other.await) });
+        async move {
+            let (stream, other) = connected.await?;
+            crate::relay(stream, other).await
+        }
     }
 }
 

@@ -50,7 +50,8 @@ pub async fn relay(
 /// From the stack to the other stream.
 #[derive(Default)]
 struct Out {
-    loan: Option<Loan>,
+    /// What the other stream had no space for.
+    loan: Option<Box<Loan>>,
     bytes: u64,
     is_over: bool,
     is_done: bool,
@@ -73,7 +74,7 @@ impl Out {
                 continue;
             }
             let loan = match self.loan.take() {
-                Some(loan) => loan,
+                Some(loan) => *loan,
                 None => {
                     let received = stream.get_ref().poll_recv_owned(cx, PIECE_BYTES);
                     if received.is_pending() {
@@ -87,7 +88,7 @@ impl Out {
                 self.is_over = true;
                 continue;
             }
-            self.loan = self.write(cx, loan, other.as_mut())?;
+            self.loan = self.write(cx, loan, other.as_mut())?.map(Box::new);
             if self.loan.is_some() {
                 return Poll::Pending;
             }

@@ -18,6 +18,7 @@ use crate::harness::report::{Report, Shape, label, number};
 use crate::harness::{self, Pace, Plan, Ratio, Sample, Scenario};
 use crate::on_pinned_thread;
 use proxies::Proxy;
+pub use world::bare_tun;
 use world::{Direction, World};
 
 /// Time for the rounds.
@@ -27,6 +28,8 @@ const QUICK: Duration = Duration::from_secs(12);
 
 /// CPU time of the proxy's process without guest and server.
 const CPU: &str = "proxy_cpu_s_per_gb";
+/// The part of it outside of the kernel.
+const USER: &str = "proxy_user_s_per_gb";
 const RATE: &str = "gbit_per_s";
 const MACHINE: &str = "machine_cpu_s_per_gb";
 const FLOW_BYTES: &str = "bytes_per_flow";
@@ -87,6 +90,7 @@ fn bulk((near, far): Cpus, proxy: Proxy, direction: Direction) -> Scenario<'stat
             let gigabytes = cost.bytes as f64 / 1e9;
             Ok(Sample::of(CPU, cost.cpu.as_secs_f64() / gigabytes)
                 .with(RATE, 8.0 * gigabytes / cost.elapsed.as_secs_f64())
+                .with(USER, cost.user.as_secs_f64() / gigabytes)
                 .with(MACHINE, cost.machine.as_secs_f64() / gigabytes))
         })
     };
@@ -121,11 +125,25 @@ fn ratios() -> Vec<Ratio> {
     };
     let alone = "each packet alone";
     let joined = "packets joined and split at the edge";
+    let by_kernel = "packets joined and split by the kernel";
+    let user = |name: &str, direction: Direction| {
+        let ways =
+            [Proxy::Batched, Proxy::Smoltcp].map(|p| format!("{}.{}", p.name(), direction.name()));
+        let sentence = format!(
+            "CPU per GB outside of the kernel, {}, {joined}: fulmar ÷ netstack-smoltcp",
+            direction.title()
+        );
+        Ratio::over(name, &sentence, USER, ways)
+    };
     vec![
         over("embed.1500.up.cpu_vs_smoltcp", Proxy::Single, Direction::Up, alone, 0.7, 0.5),
         over("embed.1500.down.cpu_vs_smoltcp", Proxy::Single, Direction::Down, alone, 0.7, 0.5),
         over("embed.super.up.cpu_vs_smoltcp", Proxy::Batched, Direction::Up, joined, 0.4, 0.25),
         over("embed.super.down.cpu_vs_smoltcp", Proxy::Batched, Direction::Down, joined, 0.4, 0.25),
+        over("embed.tun.up.cpu_vs_smoltcp", Proxy::Tun, Direction::Up, by_kernel, 0.4, 0.25),
+        over("embed.tun.down.cpu_vs_smoltcp", Proxy::Tun, Direction::Down, by_kernel, 0.4, 0.25),
+        user("embed.super.up.user_vs_smoltcp", Direction::Up),
+        user("embed.super.down.user_vs_smoltcp", Direction::Down),
         Ratio::value(
             "embed.lines",
             "lines of the program that accepts any connection and proxies it",
@@ -150,6 +168,7 @@ const SHAPE: Shape = Shape {
     columns: &[
         label("title", "stack"),
         number(CPU, "proxy\ns/GB", 2, "CPU time of the proxy").with_interval(),
+        number(USER, "in user\nspace", 2, "the part of it outside of the kernel").with_interval(),
         number(MACHINE, "machine\ns/GB", 2, "busy time of all CPUs"),
         number(RATE, "Gbit/s", 2, "received by the other end").with_interval(),
         number(FLOW_BYTES, "bytes\nper flow", 0, "heap and buffers"),

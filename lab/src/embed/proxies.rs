@@ -4,17 +4,17 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use fulmar::Stack;
+use fulmar::{Device, Stack};
 use fulmar_tokio::{Net, PacketReceiver, PacketSender};
 use futures_util::{SinkExt, StreamExt};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::runtime::{Builder, Runtime};
 
-use super::world::{MTU, Tun};
+use super::world::{MTU, Tun, World};
 
-/// Most packets read from the TUN before they are passed.
-const BATCH: usize = 64;
+/// Most packets read from the TUN before other tasks run.
+const MOST_PACKETS: usize = 512;
 
 /// A stack, and how packets come to it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -23,18 +23,21 @@ pub(super) enum Proxy {
     Single,
     /// fulmar, packets that are there are passed together.
     Batched,
+    /// fulmar over its own device for a TUN: the kernel joins and splits packets.
+    Tun,
     Smoltcp,
     Ipstack,
 }
 
 impl Proxy {
-    pub(super) const ALL: [Proxy; 4] =
-        [Proxy::Single, Proxy::Batched, Proxy::Smoltcp, Proxy::Ipstack];
+    pub(super) const ALL: [Proxy; 5] =
+        [Proxy::Single, Proxy::Batched, Proxy::Tun, Proxy::Smoltcp, Proxy::Ipstack];
 
     pub(super) fn name(self) -> &'static str {
         match self {
             Proxy::Single => "fulmar.single",
             Proxy::Batched => "fulmar.super",
+            Proxy::Tun => "fulmar.tun",
             Proxy::Smoltcp => "smoltcp",
             Proxy::Ipstack => "ipstack",
         }
@@ -44,6 +47,7 @@ impl Proxy {
         match self {
             Proxy::Single => "fulmar, packet by packet",
             Proxy::Batched => "fulmar, batches",
+            Proxy::Tun => "fulmar, its own TUN",
             Proxy::Smoltcp => "netstack-smoltcp 0.2.4",
             Proxy::Ipstack => "ipstack 1.0.1",
         }
@@ -58,45 +62,55 @@ impl Proxy {
     }
 
     /// Starts the proxy's tasks: every connection goes to `server`. Returns the stack of fulmar's.
-    pub(super) fn start(self, tun: Tun, server: SocketAddr) -> io::Result<Option<Stack>> {
+    pub(super) fn start(self, world: &World, server: SocketAddr) -> io::Result<Option<Stack>> {
         match self {
-            Proxy::Single | Proxy::Batched => return self.fulmar(tun, server).map(Some),
-            Proxy::Smoltcp => smoltcp(tun, server)?,
-            Proxy::Ipstack => ipstack(tun, server)?,
+            Proxy::Single => return passed(world.tun()?, server, true).map(Some),
+            Proxy::Batched => return passed(world.tun()?, server, false).map(Some),
+            Proxy::Tun => return proxy(world.device()?, server).map(Some),
+            Proxy::Smoltcp => smoltcp(world.tun()?, server)?,
+            Proxy::Ipstack => ipstack(world.tun()?, server)?,
         }
         Ok(None)
     }
+}
 
-    fn fulmar(self, tun: Tun, server: SocketAddr) -> io::Result<Stack> {
-        let (device, sender, receiver) = fulmar_tokio::channel(MTU).map_err(io::Error::other)?;
-        let stack = Stack::builder().device(device).any_ip(true).unlisted().build();
-        let stack = stack.map_err(io::Error::other)?;
-        let net = Net::new(stack.clone())?;
-        let tun = Arc::new(tun);
-        let batch = if self == Proxy::Single { 1 } else { BATCH };
-        tokio::spawn(inward(Arc::clone(&tun), sender, batch));
-        tokio::spawn(outward(receiver, tun));
-        tokio::spawn(fulmar_tokio::forward(&net, move |pending| {
-            pending.proxy(TcpStream::connect(server))
-        }));
-        Ok(stack)
-    }
+/// fulmar by a channel.
+fn passed(tun: Tun, server: SocketAddr, is_single: bool) -> io::Result<Stack> {
+    let (device, sender, receiver) = fulmar_tokio::channel(MTU).map_err(io::Error::other)?;
+    let tun = Arc::new(tun);
+    tokio::spawn(inward(Arc::clone(&tun), sender, is_single));
+    tokio::spawn(outward(receiver, tun));
+    proxy(Box::new(device), server)
+}
+
+/// A stack for every address.
+fn proxy(device: Box<dyn Device>, server: SocketAddr) -> io::Result<Stack> {
+    let stack = Stack::builder().device(device).any_ip(true).unlisted().build();
+    let stack = stack.map_err(io::Error::other)?;
+    let net = Net::new(stack.clone())?;
+    tokio::spawn(fulmar_tokio::forward(&net, move |pending| {
+        pending.proxy(TcpStream::connect(server))
+    }));
+    Ok(stack)
 }
 
 /// From the TUN to the stack.
-async fn inward(tun: Arc<Tun>, mut sender: PacketSender, batch: usize) -> io::Result<()> {
+async fn inward(tun: Arc<Tun>, mut sender: PacketSender, is_single: bool) -> io::Result<()> {
     let mut buf = [0; MTU];
     loop {
         tun.readable().await?;
         let mut count = 0;
-        while count < batch
+        while count < MOST_PACKETS
             && let Some(n) = tun.try_read(&mut buf)?
         {
-            sender.push(&buf[..n]).await?;
+            match is_single {
+                true => sender.send(&buf[..n]).await?,
+                false => sender.push(&buf[..n]).await?,
+            }
             count += 1;
         }
         sender.flush().await?;
-        if count < batch {
+        if count < MOST_PACKETS {
             tun.clear().await?;
         } else {
             tokio::task::yield_now().await;

@@ -13,7 +13,9 @@ use std::task::{Context, Poll, ready};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use fulmar::{Device, devices};
 use fulmar_gateway::netns::{Netns, Route};
+use nix::sys::resource::{UsageWho, getrusage};
 use tokio::io::unix::AsyncFd;
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 
@@ -22,6 +24,8 @@ use crate::cpu::{self, MachineClock};
 use crate::{heap, sys};
 
 pub(super) const MTU: usize = 1500;
+/// The interface of the guest.
+const TUN: &str = "tun0";
 /// The guest's end of the TUN, and its gateway.
 const GUEST: Ipv4Addr = Ipv4Addr::new(10, 9, 0, 1);
 const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 9, 0, 2);
@@ -67,8 +71,9 @@ impl Direction {
 pub(super) struct Cost {
     pub bytes: u64,
     pub elapsed: Duration,
-    /// CPU time of the proxy's threads.
+    /// CPU time of the proxy's threads, and that outside of the kernel.
     pub cpu: Duration,
+    pub user: Duration,
     /// Busy time of all CPUs.
     pub machine: Duration,
 }
@@ -85,8 +90,9 @@ pub(super) struct World {
 struct Done {
     /// Bytes received.
     bytes: AtomicU64,
-    /// CPU time of its thread, in ns.
+    /// CPU time of its thread, and that outside of the kernel, in ns.
     cpu: AtomicU64,
+    user: AtomicU64,
 }
 
 impl Drop for World {
@@ -101,21 +107,24 @@ impl World {
     }
 
     /// A TUN whose kernel's end is the guest's default route.
-    fn tun(&self) -> io::Result<Tun> {
-        let name = "tun0";
-        let file = self.guest.run(|| {
-            let mut options = OpenOptions::new();
-            options.read(true).write(true).custom_flags(libc::O_NONBLOCK);
-            let file = options.open("/dev/net/tun")?;
-            let flags = (libc::IFF_TUN | libc::IFF_NO_PI) as i16;
-            sys::tun_set_iff(file.as_fd(), &CString::new(name)?, flags)?;
-            Ok(file)
-        })?;
-        self.guest.set_address(name, GUEST.into(), 24)?;
-        self.guest.set_up(name)?;
-        let index = self.guest.if_index(name)?;
-        self.guest.netlink()?.add_route(&Route::default_through(index, GATEWAY.into()))?;
+    pub(super) fn tun(&self) -> io::Result<Tun> {
+        let file = self.guest.run(|| bare_tun(TUN))?;
+        self.set_up()?;
         Tun::new(file)
+    }
+
+    /// The same as fulmar's own device.
+    pub(super) fn device(&self) -> io::Result<Box<dyn Device>> {
+        let device = self.guest.run(|| devices::tun(TUN).map_err(io::Error::other))?;
+        self.set_up()?;
+        Ok(device)
+    }
+
+    fn set_up(&self) -> io::Result<()> {
+        self.guest.set_address(TUN, GUEST.into(), 24)?;
+        self.guest.set_up(TUN)?;
+        let index = self.guest.if_index(TUN)?;
+        self.guest.netlink()?.add_route(&Route::default_through(index, GATEWAY.into()))
     }
 
     /// One connection of the guest for `time`. The calling thread runs the proxy.
@@ -126,7 +135,7 @@ impl World {
         time: Duration,
     ) -> io::Result<Cost> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
-        proxy.start(self.tun()?, listener.local_addr()?)?;
+        proxy.start(self, listener.local_addr()?)?;
         let is_up = direction == Direction::Up;
         let ends: [Arc<Done>; 2] = Default::default();
         let [server, guest] = ends.clone();
@@ -156,7 +165,7 @@ impl World {
     /// Bytes of heap and buffers that a proxied connection without traffic takes.
     pub(super) async fn idle(&self, proxy: Proxy) -> io::Result<f64> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
-        let stack = proxy.start(self.tun()?, listener.local_addr()?)?;
+        let stack = proxy.start(self, listener.local_addr()?)?;
         let stack = stack.ok_or(io::ErrorKind::Unsupported)?;
         let pool =
             || Ok::<_, io::Error>(stack.stat()?.shard.pool.used_bytes.iter().sum::<usize>() as u64);
@@ -191,17 +200,19 @@ struct Moment {
     at: Instant,
     bytes: u64,
     cpu: Duration,
+    user: Duration,
     machine: MachineClock,
 }
 
 impl Moment {
     fn now(ends: &[Arc<Done>; 2]) -> io::Result<Moment> {
         let sum = |of: fn(&Done) -> &AtomicU64| ends.iter().map(|e| of(e).load(Relaxed)).sum();
-        let others = Duration::from_nanos(sum(|end| &end.cpu));
+        let [cpu, user] = [sum(|end| &end.cpu), sum(|end| &end.user)].map(Duration::from_nanos);
         Ok(Moment {
             at: Instant::now(),
             bytes: sum(|end| &end.bytes),
-            cpu: cpu::process_cpu(None)?.saturating_sub(others),
+            cpu: cpu::process_cpu(None)?.saturating_sub(cpu),
+            user: user_time(UsageWho::RUSAGE_SELF)?.saturating_sub(user),
             machine: MachineClock::read()?,
         })
     }
@@ -211,9 +222,29 @@ impl Moment {
             bytes: self.bytes - before.bytes,
             elapsed: self.at - before.at,
             cpu: self.cpu.saturating_sub(before.cpu),
+            user: self.user.saturating_sub(before.user),
             machine: self.machine.since(before.machine).busy,
         }
     }
+}
+
+/// The descriptor of a TUN without the virtio-net header, in the calling thread's namespace: each packet crosses alone.
+///
+/// # Errors
+/// No right to `/dev/net/tun`, or an interface that is in use.
+pub fn bare_tun(name: &str) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).custom_flags(libc::O_NONBLOCK);
+    let file = options.open("/dev/net/tun")?;
+    let flags = (libc::IFF_TUN | libc::IFF_NO_PI) as i16;
+    sys::tun_set_iff(file.as_fd(), &CString::new(name)?, flags)?;
+    Ok(file)
+}
+
+/// CPU time outside of the kernel.
+fn user_time(who: UsageWho) -> io::Result<Duration> {
+    let time = getrusage(who)?.user_time();
+    Ok(Duration::from_secs(time.tv_sec() as u64) + Duration::from_micros(time.tv_usec() as u64))
 }
 
 fn pin(cpu: Option<usize>) -> io::Result<()> {
@@ -233,6 +264,8 @@ fn move_bytes(
     while !is_over.load(Relaxed) {
         let moved = if writes { stream.write(&buf) } else { stream.read(&mut buf) };
         done.cpu.store(sys::thread_cpu()?.as_nanos() as u64, Relaxed);
+        let user = user_time(UsageWho::RUSAGE_THREAD)?;
+        done.user.store(user.as_nanos() as u64, Relaxed);
         match moved {
             Ok(0) => break,
             Ok(n) if !writes => drop(done.bytes.fetch_add(n as u64, Relaxed)),

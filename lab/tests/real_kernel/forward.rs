@@ -1,16 +1,13 @@
 //! A program in place of every server, whose guest is the kernel of another namespace.
 
-use std::ffi::CString;
-use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream, UdpSocket};
-use std::os::fd::AsFd;
 use std::thread;
 use std::time::Duration;
 
 use fulmar::{Stack, devices};
 use fulmar_gateway::netns::{self, Netns, Route};
-use fulmar_lab::sys;
+use fulmar_lab::embed::bare_tun;
 use fulmar_tokio::{Net, forward, forward_udp};
 
 const TUN: &str = "tun0";
@@ -23,16 +20,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Over a TUN with super-packets, and over the bare descriptor of one.
 pub fn the_kernel_of_a_guest_reaches_servers_of_the_host() {
     netns::loopback_up().unwrap();
-    serve(|| Ok(devices::tun(TUN).map_err(io::Error::other)?));
-    serve(|| Ok(Box::new(devices::plain(bare_tun()?, 1500).map_err(io::Error::other)?)));
-}
-
-/// A TUN without the virtio-net header.
-fn bare_tun() -> io::Result<File> {
-    let file = OpenOptions::new().read(true).write(true).open("/dev/net/tun")?;
-    let flags = (libc::IFF_TUN | libc::IFF_NO_PI) as i16;
-    sys::tun_set_iff(file.as_fd(), &CString::new(TUN)?, flags)?;
-    Ok(file)
+    serve(|| devices::tun(TUN).map_err(io::Error::other));
+    serve(|| Ok(Box::new(devices::plain(bare_tun(TUN)?, 1500).map_err(io::Error::other)?)));
 }
 
 fn serve(open: impl FnOnce() -> io::Result<Box<dyn fulmar::Device>> + Send) {
