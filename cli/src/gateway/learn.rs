@@ -43,7 +43,10 @@ impl Learnt {
             .and_then(|()| self.file.write_all(text.as_bytes()));
         let path = self.path.display();
         match written {
-            Ok(()) => format!("{path} has {rules} rules, which allow what this run has reached"),
+            Ok(()) => {
+                let rules = format::count(rules as u64, "rule");
+                format!("{path} has {rules}, which allow what this run has reached")
+            }
             Err(e) => format!("cannot write {path}: {e}"),
         }
     }
@@ -81,7 +84,8 @@ fn policy(work: &[Work], resolvers: &[IpAddr]) -> (String, usize) {
     }
     let mut text =
         String::from("# The destinations that a run has reached (fulmar run --learn).\n");
-    text.push_str("allow = [\n");
+    // A run that has reached nothing makes a policy, too.
+    text.push_str("default = \"deny\"\nallow = [\n");
     for ((host, port, protocol), used) in &reached {
         let Use { flows, bytes_out, bytes_in } = used;
         let (out, received) = (format::bytes(*bytes_out), format::bytes(*bytes_in));
@@ -116,6 +120,10 @@ fn rule(host: &str, port: u16, protocol: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
+    use fulmar_gateway::rules::file::PolicyFile;
+
     use super::*;
 
     fn work(protocol: Protocol, to: &str, name: Option<&str>, flows: u64) -> Work {
@@ -140,6 +148,7 @@ mod tests {
         assert_eq!(
             text,
             "# The destinations that a run has reached (fulmar run --learn).\n\
+             default = \"deny\"\n\
              allow = [\n\
              \x20 { to = \"192.0.2.1\", protocol = \"icmp\" }, # 1 flow, 1 B out, 2.00 KiB in\n\
              \x20 { to = \"[2001:db8::1]:22\", protocol = \"tcp\" }, # 1 flow, 1 B out, 2.00 KiB in\n\
@@ -149,6 +158,17 @@ mod tests {
              # not reached: { to = \"169.254.169.254:80\", protocol = \"tcp\" }\n"
         );
         assert_eq!(rules, 4);
+    }
+
+    #[test]
+    fn what_was_learned_is_a_policy_even_if_nothing_was_reached() {
+        let one = [work(Protocol::Tcp, "198.18.0.2:443", Some("example.org"), 2)];
+        for reached in [&one[..], &[]] {
+            let (text, rules) = policy(reached, &[]);
+            assert_eq!(rules, reached.len());
+            let read = PolicyFile::parse(&text, Path::new("learned.toml"));
+            assert!(read.is_ok(), "{:?} of {text}", read.err());
+        }
     }
 
     #[test]
