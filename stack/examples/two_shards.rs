@@ -36,7 +36,7 @@ fn stack(host: u8, now: Instant) -> (Shard, MemoryPort) {
 
 /// Carries what one has sent to the other; returns the number of packets.
 fn carry(from: &MemoryPort, to: &MemoryPort) -> usize {
-    std::iter::from_fn(|| from.pop()).map(|packet| to.push(&packet)).count()
+    std::iter::from_fn(|| from.pop()).filter(|packet| to.push(packet)).count()
 }
 
 fn clock(now: Instant) -> String {
