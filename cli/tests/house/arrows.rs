@@ -44,11 +44,15 @@ const BELOW_LAB: &[&str] = &[
 ];
 
 /// `io_uring` is what benches compare with the stack, `hyper`, `quinn` (with certificates of `rcgen`) and
-/// `tokio` are what async programs are made of; `addr2line` and `inferno` draw profiles, `hdrhistogram` latencies.
+/// `tokio` are what async programs are made of, `ipstack` and `netstack_smoltcp` other stacks; `addr2line` and `inferno`
+/// draw profiles, `hdrhistogram` latencies.
 const LAB_OUTSIDE: &[&str] = &[
     "clap",
     "libc",
+    "futures_util",
     "indicatif",
+    "ipstack",
+    "netstack_smoltcp",
     "serde_json",
     "addr2line",
     "hdrhistogram",
@@ -76,7 +80,12 @@ const ROOMS: &[Room] = &[
     ("socket", "stack/src/socket", &["base", "mbuf", "tcp"], &[]),
     ("shard", "stack/src/shard", ENGINES, &["hashbrown", "siphasher"]),
     ("runtime", "sockets/src/runtime", BELOW_RUNTIME, &["smallvec", "libc", "nix"]),
-    ("drivers", "sockets/src/drivers", &["base", "wire", "mbuf", "device"], &["libc", "io_uring"]),
+    (
+        "drivers",
+        "sockets/src/drivers",
+        &["base", "wire", "mbuf", "device"],
+        &["libc", "io_uring", "nix"],
+    ),
     ("api", "sockets/src/api", BELOW_API, &["bytes", "nix", "serde", "serde_json"]),
     (
         "async",
