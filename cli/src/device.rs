@@ -6,12 +6,11 @@ use crate::gateway::log::Log;
 use crate::metrics;
 use crate::route_spec::{self, RouteSpec};
 use crate::sandbox::{self, DEFAULT_INTERFACE, FULMAR_ADDRESSES, KERNEL_ADDRESSES};
-use fulmar::devices::shm_device::{Shm, ShmConfig, Side};
+use fulmar::device::Device;
 use fulmar::devices::{FaultSpec, ParseSpecError, Spec};
-use fulmar::{
-    Cidr, CongestionControl, ConnectOptions, Device, EcnPolicy, Stack, TcpConfig, TcpStream,
-    devices,
-};
+use fulmar::devices::{Shm, ShmConfig, Side};
+use fulmar::tcp::{EcnPolicy, TcpConfig};
+use fulmar::{Cidr, CongestionControl, ConnectOptions, Stack, TcpStream, devices};
 use fulmar_gateway::netns::Netns;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};

@@ -32,7 +32,7 @@ pub fn last_status() -> u8 {
 pub fn end_in_order() -> Outcome {
     handle(|status| {
         ENDING.store(true, Ordering::SeqCst);
-        fulmar::control::remove_own();
+        fulmar::stat::control::remove_own();
         std::process::exit(status.into());
     })
 }

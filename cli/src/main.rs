@@ -98,7 +98,7 @@ fn main() -> ExitCode {
 fn exit(command: &str, outcome: Outcome<ExitCode>) -> ExitCode {
     interrupt::wait_if_exiting();
     // A thread that still waits for standard input keeps its stack; the control socket must go all the same.
-    fulmar::control::remove_own();
+    fulmar::stat::control::remove_own();
     outcome.unwrap_or_else(|failure| {
         eprintln!("{command}: {failure}");
         ExitCode::from(FAILED)

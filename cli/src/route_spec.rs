@@ -1,27 +1,25 @@
 //! A route on the command line.
 
 use crate::failure::{Failure, Outcome};
-use fulmar::{NextHop, Prefix, Stack};
+use fulmar::{Cidr, NextHop, Stack};
 use std::net::IpAddr;
 use std::str::FromStr;
 
 /// `DESTINATION[,via=ADDRESS[+ADDRESS]...][,mtu=BYTES][,from=CIDR]`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RouteSpec {
-    dst: Prefix,
+    dst: Cidr,
     hops: Vec<NextHop>,
     /// The sources that it is for; `None`: all.
-    from: Option<Prefix>,
+    from: Option<Cidr>,
 }
 
 const SYNTAX: &str =
     "expected DESTINATION/LENGTH[,via=ADDRESS[+ADDRESS]...][,mtu=BYTES][,from=SOURCE/LENGTH]";
 
-fn prefix(text: &str) -> Result<Prefix, String> {
-    let parts = text.split_once('/');
-    let parsed = parts.and_then(|(a, len)| Some((a.parse::<IpAddr>().ok()?, len.parse().ok()?)));
-    let prefix = parsed.and_then(|(addr, len)| Prefix::new(addr, len));
-    prefix.ok_or_else(|| format!("invalid prefix `{text}`: {SYNTAX}"))
+fn prefix(text: &str) -> Result<Cidr, String> {
+    let prefix: Result<Cidr, _> = text.parse();
+    prefix.map(Cidr::network).map_err(|_| format!("invalid prefix `{text}`: {SYNTAX}"))
 }
 
 impl FromStr for RouteSpec {
@@ -43,7 +41,7 @@ impl FromStr for RouteSpec {
                 _ => return Err(wrong()),
             }
         }
-        let hop = |via| NextHop { via, src: None, mtu };
+        let hop = |via| NextHop { via, mtu, ..NextHop::default() };
         let mut hops: Vec<NextHop> = via.into_iter().map(|a| hop(Some(a))).collect();
         if hops.is_empty() {
             hops.push(hop(None));
@@ -54,7 +52,7 @@ impl FromStr for RouteSpec {
 
 /// Adds routes to a stack. Those for the same sources share a table, numbered from 1.
 pub fn add_all(stack: &Stack, routes: &[RouteSpec]) -> Outcome<()> {
-    let mut sources: Vec<Prefix> = Vec::new();
+    let mut sources: Vec<Cidr> = Vec::new();
     for RouteSpec { dst, hops, from } in routes {
         let refused = |e| Failure::new(format!("cannot add the route to {dst}: {e}"));
         let table = from.map_or(0, |source| {

@@ -5,7 +5,8 @@
 //! it.
 
 use fulmar::Stack;
-use fulmar::ledger::{self, Account};
+use fulmar::stat::ledger;
+use fulmar::stat::ledger::Account;
 use fulmar::stat::{Ledger, StageCost};
 use serde_json::{Value, json};
 use std::io;

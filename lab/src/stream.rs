@@ -10,8 +10,10 @@ use crate::recv;
 use crate::topology::{self, OUR_IP, OUR_MAC, PREFIX, Topology};
 use crate::without_tso::WithoutTso;
 use crate::{heap, on_pinned_thread};
-use fulmar::base::{Counter, EtherAddr};
-use fulmar::{Cidr, Device, Stack, StackConfig, devices};
+use fulmar::device::Device;
+use fulmar::device::EtherAddr;
+use fulmar::stat::Counter;
+use fulmar::{Cidr, Stack, devices};
 use fulmar_nic::thread_hardware_ns;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
@@ -144,22 +146,22 @@ fn open_topology(over: Over) -> io::Result<Topology<Box<dyn Device>>> {
 }
 
 fn open_tap(name: &str) -> io::Result<Box<dyn Device>> {
-    let config = devices::tap_device::TapConfig {
+    let config = devices::TapConfig {
         name: name.to_owned(),
         ether: Some(EtherAddr(OUR_MAC)),
         ..Default::default()
     };
-    let tap = devices::tap_device::Tap::open(&config).map_err(io::Error::other)?;
+    let tap = devices::Tap::open(&config).map_err(io::Error::other)?;
     Ok(Box::new(tap))
 }
 
 fn open_packet(name: &str) -> io::Result<Box<dyn Device>> {
-    let config = devices::packet_socket::PacketConfig {
+    let config = devices::PacketConfig {
         interface: name.to_owned(),
         ether: Some(EtherAddr(OUR_MAC)),
         ..Default::default()
     };
-    let socket = devices::packet_socket::PacketSocket::open(&config).map_err(io::Error::other)?;
+    let socket = devices::PacketSocket::open(&config).map_err(io::Error::other)?;
     Ok(Box::new(socket))
 }
 
@@ -183,8 +185,7 @@ pub(crate) fn build_with(
     name: &str,
     gro: bool,
 ) -> io::Result<Stack> {
-    let config = StackConfig { gro, ..StackConfig::default() };
-    let builder = Stack::builder().config(config).device(device).address(address).name(name);
+    let builder = Stack::builder().gro(gro).device(device).address(address).name(name);
     builder.unlisted().build().map_err(io::Error::other)
 }
 

@@ -4,7 +4,7 @@
 //! Frames pass unchanged both ways; only what the device says of itself differs. Checksums stay as
 //! they were.
 
-use fulmar::netdev::{Caps, Device, forward_device};
+use fulmar::device::{Caps, Device, forward_device};
 
 /// The wrapper.
 pub struct WithoutTso {

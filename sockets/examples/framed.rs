@@ -14,7 +14,8 @@ use std::thread;
 use std::time::Instant;
 
 use common::{Outcome, Place};
-use fulmar::{RecvFlags, TcpListener, TcpStream};
+use fulmar::tcp::RecvFlags;
+use fulmar::{TcpListener, TcpStream};
 
 const PORT: u16 = 2049;
 /// Longest body that is accepted. The peer chooses the length: it is checked before memory is allocated.

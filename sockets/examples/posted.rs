@@ -15,8 +15,9 @@ use std::thread;
 use std::time::Instant;
 
 use common::{Outcome, Place};
-use fulmar::base::Counter;
-use fulmar::{RecvBuf, Stack, TcpListener, TcpStream};
+use fulmar::stat::Counter;
+use fulmar::zero_copy::{RecvBuf, ZeroCopy};
+use fulmar::{Stack, TcpListener, TcpStream};
 
 const PORT: u16 = 5001;
 const BUFFER_BYTES: usize = 256 << 10;

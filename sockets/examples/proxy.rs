@@ -13,9 +13,8 @@ use std::process::ExitCode;
 use std::thread;
 
 use common::Outcome;
-use fulmar::{
-    ConditionalAccept, ListenOptions, PendingConnection, Stack, TcpListener, TcpStream, devices,
-};
+use fulmar::tcp::ConditionalAccept;
+use fulmar::{ListenOptions, PendingConnection, Stack, TcpListener, TcpStream, devices};
 
 fn main() -> ExitCode {
     common::run(example)

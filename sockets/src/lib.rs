@@ -26,7 +26,7 @@
 //! 10.77.0.1: start a server there with `python3 -m http.server 8000 &`.
 //!
 //! - **Devices**: [`devices::open`] takes a name; [`devices`] opens a TAP, any Ethernet interface, memory
-//!   shared with another process, or joins two stacks in one process; [`Device`] is the contract for a
+//!   shared with another process, or joins two stacks in one process; [`device::Device`] is the contract for a
 //!   device of your own.
 //! - **Event loops**: [`PollSet`] waits for many sockets, or lends its descriptor to any loop.
 //! - **async**: a [`Driver`] runs the stack in the thread of an event loop, and sockets have poll functions
@@ -36,9 +36,10 @@
 //! - **Not as in std**: 127.0.0.1 and `localhost` are the host's, not the stack's; two stacks reach each
 //!   other over [`devices::link_pair`] or [`devices::shm`], a stack reaches its own addresses. Names go to
 //!   the host's resolver over the host's network. There are no multicast groups.
-//! - **Posted receive**: [`TcpStream::recv_posted`] gives a buffer away before its bytes have come and
-//!   gets it back filled; devices that can put payload straight into it. [`TcpStream::recv_ring`] for
-//!   buffers that are used in turn.
+//! - **Options**: `set_nodelay` and others of `std` are methods, the rest are fields of [`SocketOptions`]:
+//!   [`TcpStream::set_options`], [`ListenOptions::socket`], [`ConnectOptions::socket`].
+//! - **Without a copy**: [`zero_copy`] lends received bytes, posts buffers before their bytes have come, sends memory that
+//!   you give away, and files.
 //! - **Looking inside**: [`Stack::stat`], `fulmar stat` from another terminal (its document is [`stat::Document`]), and
 //!   [`devices::capture`] for Wireshark.
 //! - **Memory** is bounded by one byte budget per stack ([`Builder::budget_bytes`]): a writer waits
@@ -59,11 +60,64 @@ mod drivers;
 mod runtime;
 pub mod stat;
 
-pub use api::*;
+pub use api::cidr::{Cidr, ParseCidrError};
+pub use api::connect::ConnectOptions;
+pub use api::driver::Driver;
+pub use api::error::SetupError;
+pub use api::listener::TcpListener;
+pub use api::pending::PendingConnection;
+pub use api::poll::{Event, PollSet, Source, Waker};
+pub use api::stack::{Builder, Stack};
+pub use api::tcp::TcpStream;
+pub use api::udp::UdpSocket;
+pub use api::{device, devices, zero_copy};
+pub use fulmar_stack::ip::NextHop;
+pub use fulmar_stack::shard::{ListenOptions, SocketOptions};
+pub use fulmar_stack::socket::Ready;
+pub use fulmar_stack::tcp::{CongestionControl, Keepalive};
+pub use fulmar_stack::udp::BindOptions as UdpBindOptions;
+
+/// The whole configuration of a stack, for programs that keep one: [`Builder::from`]. Most programs set what they need
+/// by the methods of [`Builder`].
+pub mod config {
+    pub use fulmar_stack::device::moderation::{ModerationConfig, Profile};
+    pub use fulmar_stack::mbuf::PoolConfig;
+    pub use fulmar_stack::shard::{MIN_BUDGET_BYTES, SourceLimits, StackConfig};
+}
+
+/// TCP: flags of calls, what a connection is like, and the parts of its configuration and of a listener's options.
+pub mod tcp {
+    pub use crate::api::receive::RecvFlags;
+    pub use crate::api::send::SendFlags;
+    pub use fulmar_stack::shard::{
+        ConditionalAccept, FastOpenKeys, FastOpenOptions, FirstData, ListenerStat, SynCookies,
+        SynOptions,
+    };
+    pub use fulmar_stack::tcp::{
+        Config as TcpConfig, EcnPolicy, Info as TcpInfo, MtuProbing, PathModel, SendTimes,
+        State as TcpState, UnknownCongestionControl, UnknownEcnPolicy,
+    };
+}
+
+/// UDP: many datagrams in one call, and path MTUs.
+pub mod udp {
+    pub use fulmar_stack::base::MtuDiscovery;
+    pub use fulmar_stack::shard::{RecvMessage, SendMessage};
+    pub use fulmar_stack::udp::{Plpmtud, PlpmtudState};
+}
+
+/// ICMP: the answer to a ping, echo requests to addresses of other hosts, and errors that a gateway sends.
+pub mod icmp {
+    pub use crate::api::echo::{EchoRequest, EchoSocket};
+    pub use crate::api::stack::Echo;
+    /// An ICMP error to send about a received packet.
+    pub use fulmar_stack::ip::SentError as IcmpError;
+}
 
 /// What lies below the sockets, for `fulmar-gateway` and the laboratory, which are released together with this
 /// crate. It changes without notice.
 #[cfg(feature = "internals")]
+#[doc(hidden)]
 pub mod internals {
     /// The devices as types.
     pub mod drivers {

@@ -6,7 +6,8 @@ use std::future::Future;
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
-use fulmar::{ConditionalAccept, ListenOptions};
+use fulmar::ListenOptions;
+use fulmar::tcp::ConditionalAccept;
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::{Net, TcpListener, TcpStream};

@@ -7,7 +7,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use fulmar::Loan;
+use fulmar::zero_copy::{Loan, ZeroCopy};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::TcpStream;

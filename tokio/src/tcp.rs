@@ -10,7 +10,9 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use fulmar::{ConnectOptions, Loan, SendFlags};
+use fulmar::ConnectOptions;
+use fulmar::tcp::SendFlags;
+use fulmar::zero_copy::{Loan, ZeroCopy};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::ToSocketAddrs;
 
@@ -143,7 +145,7 @@ impl TcpStream {
     /// `WouldBlock`, and the errors of `recv(2)`.
     pub fn try_read(&self, buf: &mut [u8]) -> io::Result<usize> {
         let mut bufs = [io::IoSliceMut::new(buf)];
-        self.io.stream.recv_with(&mut bufs, fulmar::RecvFlags::DONT_WAIT)
+        self.io.stream.recv_with(&mut bufs, fulmar::tcp::RecvFlags::DONT_WAIT)
     }
 
     /// Writes without waiting.
@@ -161,7 +163,7 @@ impl TcpStream {
     pub async fn peek(&self, buf: &mut [u8]) -> io::Result<usize> {
         loop {
             self.readable().await?;
-            let flags = fulmar::RecvFlags::DONT_WAIT | fulmar::RecvFlags::PEEK;
+            let flags = fulmar::tcp::RecvFlags::DONT_WAIT | fulmar::tcp::RecvFlags::PEEK;
             match self.io.stream.recv_with(&mut [io::IoSliceMut::new(buf)], flags) {
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
                 done => return done,

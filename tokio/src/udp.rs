@@ -5,7 +5,8 @@ use std::io;
 use std::net::SocketAddr;
 use std::task::{Context, Poll};
 
-use fulmar::{RecvMessage, SendMessage, UdpBindOptions};
+use fulmar::UdpBindOptions;
+use fulmar::udp::{RecvMessage, SendMessage};
 use tokio::net::ToSocketAddrs;
 
 use crate::Net;

@@ -4,7 +4,8 @@ use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use fulmar::{Route, Stack, TcpConfig};
+use fulmar::Stack;
+use fulmar::tcp::TcpConfig;
 use fulmar_tokio::{
     Net, PacketReceiver, PacketSender, TcpStream, UdpSocket, channel, forward, forward_udp,
 };
@@ -53,8 +54,8 @@ fn guest_and_all() -> (Net, Net) {
         .address("fd00::2/64".parse().unwrap())
         // A host that is unreachable may be reachable soon: `connect` fails when it has tried again.
         .tcp(TcpConfig { syn_retries: 0, ..TcpConfig::default() })
-        .route(Route::default_via("10.0.0.1".parse().unwrap()))
-        .route(Route::default_via("fd00::1".parse().unwrap()))
+        .gateway("10.0.0.1".parse().unwrap())
+        .gateway("fd00::1".parse().unwrap())
         .build();
     let all = Stack::builder().device(all).any_ip(true).build();
     (Net::new(guest.unwrap()).unwrap(), Net::new(all.unwrap()).unwrap())

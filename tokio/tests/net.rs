@@ -187,13 +187,13 @@ fn datagrams_pass_alone_and_in_numbers() {
             server.send_to(b"answer", from).await.unwrap();
         };
         tokio::join!(asked, answered);
-        let many: Vec<_> = (0..10).map(|_| fulmar::SendMessage::new(b"one of many")).collect();
+        let many: Vec<_> = (0..10).map(|_| fulmar::udp::SendMessage::new(b"one of many")).collect();
         assert_eq!(client.send_many(&many).await.unwrap(), 10);
         let mut got = 0;
         while got < 10 {
             let mut space = [[0; 64]; 16];
             let mut messages: Vec<_> =
-                space.iter_mut().map(|buf| fulmar::RecvMessage::new(buf)).collect();
+                space.iter_mut().map(|buf| fulmar::udp::RecvMessage::new(buf)).collect();
             got += server.recv_many(&mut messages).await.unwrap();
         }
     });
@@ -297,7 +297,7 @@ fn an_idle_stack_does_not_wake_the_runtime() {
         }
         tokio::time::sleep(Duration::from_millis(1500)).await;
         let sleeps =
-            || a.stack().stat().unwrap().shard.counters.value(fulmar::base::Counter::Sleeps);
+            || a.stack().stat().unwrap().shard.counters.value(fulmar::stat::Counter::Sleeps);
         let before = sleeps();
         tokio::time::sleep(Duration::from_secs(1)).await;
         assert!(sleeps() - before < 10, "{} sleeps", sleeps() - before);
@@ -306,14 +306,15 @@ fn an_idle_stack_does_not_wake_the_runtime() {
 
 #[test]
 fn each_shard_has_a_driver_and_connections_cross_shards() {
-    use fulmar::base::{Counter, EtherAddr};
+    use fulmar::device::EtherAddr;
+    use fulmar::stat::Counter;
     const CONNECTIONS: usize = 12;
     let config =
         |n| fulmar_nic::SimConfig { ether: EtherAddr([2, 0, 0, 0, 0, n]), ..Default::default() };
     // The queues are joined crosswise, so that every packet is handed to the shard of its flow.
     let wires = [(); 2].map(|()| fulmar_nic::pair(config(1), config(2)).unwrap());
     let [[(a0, _), (b1, _)], [(a1, _), (b0, _)]] = wires;
-    let build = |n: u8, queues: [Box<dyn fulmar::Device>; 2]| {
+    let build = |n: u8, queues: [Box<dyn fulmar::device::Device>; 2]| {
         let builder = Stack::builder().devices(queues.into()).deterministic_for_simulation(1);
         builder.address(format!("10.0.0.{n}/24").parse().unwrap()).build().unwrap()
     };

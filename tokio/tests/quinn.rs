@@ -19,7 +19,7 @@ use tokio::time::timeout;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-fn net(device: Box<dyn fulmar::Device>, number: u8) -> Net {
+fn net(device: Box<dyn fulmar::device::Device>, number: u8) -> Net {
     let stack = Stack::builder()
         .device(device)
         .address(format!("10.0.0.{number}/24").parse().unwrap())

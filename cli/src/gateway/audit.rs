@@ -20,7 +20,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime};
 
-use fulmar::ledger::Account;
+use fulmar::stat::ledger::Account;
 use fulmar_gateway::policy::NewFlow;
 use fulmar_gateway::stat::{FlowStat, Refusal};
 

@@ -69,7 +69,7 @@ impl About {
     pub fn document(&self, stat: Stat) -> (Document, Vec<FlowStat>) {
         let gateway = self.gateway(&stat);
         let Stat { queues, flows, stack, account, .. } = stat;
-        let stack = fulmar::Stat {
+        let stack = fulmar::stat::Stat {
             name: self.name.clone(),
             network_namespace: self.network_namespace,
             shards: queues,

@@ -8,7 +8,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
-use fulmar::control::{Bound, Control};
+use fulmar::stat::control::{Bound, Control};
 use fulmar_gateway::netns::Netns;
 
 use super::document::About;

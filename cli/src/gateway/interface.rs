@@ -18,11 +18,11 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::AsFd;
 
-use fulmar::Device;
-use fulmar::base::EtherAddr;
+use fulmar::device::Device;
+use fulmar::device::EtherAddr;
 use fulmar::devices::OpenError;
-use fulmar::devices::packet_socket::{PacketConfig, PacketSocket};
-use fulmar::devices::tap_device::{Tap, TapConfig};
+use fulmar::devices::{PacketConfig, PacketSocket};
+use fulmar::devices::{Tap, TapConfig};
 use fulmar_gateway::guest::GuestNetwork;
 use fulmar_gateway::netns::{Netns, VethEnd};
 

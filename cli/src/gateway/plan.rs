@@ -317,7 +317,7 @@ impl Plan {
             search: search.clone(),
         });
         let link = self.serves.advertisements.then(|| ra::Link {
-            router: fulmar::base::EtherAddr(router),
+            router: fulmar::device::EtherAddr(router),
             source: advertised(network, router),
             address,
             mtu: self.told_mtu(),
@@ -344,7 +344,7 @@ impl Plan {
         })?;
         let has_none = network.addresses.iter().all(|(a, _)| a.is_ipv4());
         (may_have && has_none).then(|| ra::Link {
-            router: fulmar::base::EtherAddr(router),
+            router: fulmar::device::EtherAddr(router),
             source: advertised(network, router),
             address,
             mtu: self.told_mtu(),
@@ -359,7 +359,7 @@ impl Plan {
 /// router, so that it has one address however the guest is configured, unless that is not link-local.
 fn advertised(network: &GuestNetwork, router: [u8; 6]) -> Ipv6Addr {
     let of_guest = network.gateway_v6.filter(Ipv6Addr::is_unicast_link_local);
-    of_guest.unwrap_or_else(|| ra::link_local(fulmar::base::EtherAddr(router)))
+    of_guest.unwrap_or_else(|| ra::link_local(fulmar::device::EtherAddr(router)))
 }
 
 /// The addresses of an option that is given; none of them for `none`.

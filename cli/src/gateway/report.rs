@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use fulmar::ledger::{Account, Stage, StageTime};
+use fulmar::stat::ledger::{Account, Stage, StageTime};
 use fulmar_gateway::policy::Protocol;
 use fulmar_gateway::splice::Counters;
 use fulmar_gateway::stat::{Direction, FlowStat, Refusal, Stat, Summary};

@@ -13,7 +13,7 @@ use std::path::Path;
 use std::process::{ExitCode, exit};
 use std::thread;
 
-use fulmar::Device;
+use fulmar::device::Device;
 use fulmar::devices;
 use fulmar_gateway::absent::Absent;
 use fulmar_gateway::attach::{ExitWatch, Target};

@@ -1,7 +1,7 @@
 //! Rates of a stack between two of its documents.
 
 use crate::format::rate;
-use fulmar::base::Counter;
+use fulmar::stat::Counter;
 use fulmar::stat::Document;
 use std::time::Duration;
 

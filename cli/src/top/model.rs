@@ -1,7 +1,8 @@
 //! The figures of one stack or gateway that `fulmar top` shows, made from two of its documents.
 
 use crate::stat::{self, Ends, Filter};
-use fulmar::base::{self, Counter};
+use fulmar::stat::Counter;
+use fulmar::stat::ledger;
 use fulmar::stat::{Document, DropCount, Flow, Refusal, Socket, StageCost};
 use serde_json::{Map, Value};
 use std::cmp::Ordering;
@@ -449,7 +450,7 @@ fn stages(change: &Change<'_>) -> Vec<Stage> {
         change.before.into_iter().flat_map(stages_of).map(|old| (&*old.stage, old.ns)).collect();
     // Sleep is not work.
     let busy =
-        stages_of(change.after).iter().filter(|stage| stage.layer != base::Stage::Slept.layer());
+        stages_of(change.after).iter().filter(|stage| stage.layer != ledger::Stage::Slept.layer());
     let before = |stage: &StageCost| before.get(&*stage.stage).copied().unwrap_or(0.0);
     let costs = busy.map(|stage| (stage, (stage.ns - before(stage)).max(0.0)));
     let costs: Vec<(&StageCost, f64)> = costs.filter(|(_, ns)| *ns > 0.0).collect();

@@ -62,7 +62,7 @@ fn main() -> ExitCode {
         Command::Netsend(args) => netsend::run(args),
     };
     // A thread that does not end keeps its stack; the control socket must go all the same.
-    fulmar::control::remove_own();
+    fulmar::stat::control::remove_own();
     outcome.unwrap_or_else(|why| {
         eprintln!("fulmar-lab: {why}");
         ExitCode::from(FAILED)

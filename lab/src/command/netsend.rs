@@ -6,7 +6,8 @@
 use crate::network::DeviceArgs;
 use crate::outcome::{During, Outcome, say};
 use clap::ValueEnum;
-use fulmar::{Cidr, NeighbourState, Stack};
+use fulmar::stat::NeighbourState;
+use fulmar::{Cidr, Stack};
 use fulmar_lab::cpu;
 use fulmar_lab::harness::Progress;
 use fulmar_lab::harness::options::budget;

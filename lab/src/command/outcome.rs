@@ -43,7 +43,7 @@ pub fn stop_flag() -> Outcome<Arc<AtomicBool>> {
     let take = move || {
         while let Ok(signal) = signals.wait() {
             if set.swap(true, Ordering::SeqCst) {
-                fulmar::control::remove_own();
+                fulmar::stat::control::remove_own();
                 std::process::exit(128 + signal as i32);
             }
         }

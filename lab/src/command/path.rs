@@ -2,8 +2,8 @@
 
 use crate::bench::{check_files, publish};
 use crate::outcome::{During, Outcome};
-use fulmar::control;
 use fulmar::stat::Document;
+use fulmar::stat::control;
 use fulmar_lab::account::{Figures, Part};
 use fulmar_lab::harness::options::{Stack, runs};
 use fulmar_lab::harness::report::{Report, Table, busy_warning, label, number, words};

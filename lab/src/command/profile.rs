@@ -3,7 +3,8 @@
 use crate::bench::{self, check_files, publish};
 use crate::outcome::{During, Outcome, say};
 use clap::Parser;
-use fulmar::ledger::{self, Account, Stage};
+use fulmar::stat::ledger;
+use fulmar::stat::ledger::{Account, Stage};
 use fulmar_lab::harness::report::{Chart, Report, Table, label, number, words};
 use fulmar_lab::profile::perf::{FREQUENCY_HZ, Recording, Sample};
 use fulmar_lab::profile::symbols::Symbols;

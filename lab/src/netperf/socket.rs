@@ -1,7 +1,9 @@
 //! The sockets of the server. Calls block for at most [`TICK`]: the caller then looks whether the
 //! test is over.
 
-use fulmar::{RecvBuf, RecvCompletion, Stack, TcpConfig, TcpListener, TcpStream, UdpSocket};
+use fulmar::tcp::TcpConfig;
+use fulmar::zero_copy::{RecvBuf, RecvCompletion, ZeroCopy};
+use fulmar::{SocketOptions, Stack, TcpListener, TcpStream, UdpSocket};
 use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
@@ -54,10 +56,10 @@ impl Buffers {
 
     /// Those that a connection has now.
     pub fn of(stream: &TcpStream) -> Buffers {
-        Buffers {
-            send: stream.send_buffer().unwrap_or_default(),
-            recv: stream.recv_buffer().unwrap_or_default(),
-        }
+        let info = stream.info().ok();
+        let (send, recv) =
+            info.map(|i| (i.send_buffer_bytes, i.recv_buffer_bytes)).unwrap_or_default();
+        Buffers { send, recv }
     }
 }
 
@@ -77,13 +79,9 @@ pub fn listen(stack: &Stack, at: SocketAddr) -> io::Result<TcpListener> {
 /// As `accept(2)`.
 pub fn accept(listener: &TcpListener, tuning: &Tuning) -> io::Result<(TcpStream, SocketAddr)> {
     let (stream, peer) = listener.accept()?;
-    if let Some(bytes) = tuning.send_buffer {
-        stream.set_send_buffer(bytes)?;
-    }
-    if let Some(bytes) = tuning.recv_buffer {
-        stream.set_recv_buffer(bytes)?;
-    }
-    stream.set_nodelay(tuning.nodelay)?;
+    let Tuning { send_buffer, recv_buffer, nodelay, .. } = *tuning;
+    let options = stream.options()?;
+    stream.set_options(SocketOptions { send_buffer, recv_buffer, nodelay, ..options })?;
     stream.set_read_timeout(Some(TICK))?;
     stream.set_write_timeout(Some(TICK))?;
     Ok((stream, peer))

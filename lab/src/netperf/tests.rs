@@ -8,8 +8,10 @@ use super::message::{
     StreamResults, UNKNOWN_TEST, address_field, direction, flag, kind,
 };
 use super::server::{Rules, Server};
-use fulmar::base::{Counter, EtherAddr};
-use fulmar::{Cidr, Device, Stack, TcpStream, UdpSocket, devices};
+use fulmar::device::Device;
+use fulmar::device::EtherAddr;
+use fulmar::stat::Counter;
+use fulmar::{Cidr, Stack, TcpStream, UdpSocket, devices};
 use fulmar_nic as sim;
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr};

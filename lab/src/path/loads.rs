@@ -4,7 +4,7 @@ use std::io::{self, Read as _, Write as _};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use fulmar::{Cidr, Route, Stack, TcpStream, UdpSocket};
+use fulmar::{Cidr, Stack, TcpStream, UdpSocket};
 use fulmar_nic::{Command, SimConfig, SimHandle};
 
 use super::measured::{Load, Timed};
@@ -42,8 +42,8 @@ fn stack(config: SimConfig, routes: u32) -> io::Result<(Stack, SimHandle)> {
     let mut builder = Stack::builder().device(device).address(address).name("path").unlisted();
     for i in 0..routes {
         let [_, a, b, c] = (i << 8).to_be_bytes();
-        let dst = fulmar::Prefix { addr: IpAddr::V4(Ipv4Addr::new(11 + a, b, c, 0)), len: 24 };
-        builder = builder.route(Route { dst, via: Some(FAR.ip()), src: None, mtu: None });
+        let address = IpAddr::V4(Ipv4Addr::new(11 + a, b, c, 0));
+        builder = builder.route(Cidr { address, prefix_len: 24 }, FAR.ip());
     }
     Ok((builder.build().map_err(io::Error::other)?, handle))
 }

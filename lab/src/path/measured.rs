@@ -4,8 +4,8 @@ use std::io;
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
-use fulmar::base::Stage;
-use fulmar::ledger::{Account, DEFAULT_EVERY};
+use fulmar::stat::ledger::Stage;
+use fulmar::stat::ledger::{Account, DEFAULT_EVERY};
 use fulmar_nic::thread_hardware_ns;
 
 use super::{Options, Spread, Threads, loads};

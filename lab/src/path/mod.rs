@@ -1,6 +1,6 @@
 //! Where a packet's nanoseconds go, stage by stage.
 //!
-//! The account of the stack ([`fulmar::ledger`]) gives the cost of each stage; the figure of a stage is the sum up to
+//! The account of the stack ([`fulmar::stat::ledger`]) gives the cost of each stage; the figure of a stage is the sum up to
 //! it, as in the published measurement (Rizzo 2012), which ended a kernel's path at one point after the other. What
 //! the account itself costs is measured by it and taken off. The whole path is measured with the account off.
 //!
@@ -16,7 +16,7 @@ use std::io;
 use std::time::Duration;
 
 use crate::harness::Progress;
-use fulmar::base::Stage;
+use fulmar::stat::ledger::Stage;
 use fulmar_stack::socket::sosend::SMALL_WRITE_BYTES;
 use loads::{Rig, Sends};
 use measured::Load as _;

@@ -1,6 +1,6 @@
 //! The stage table, and the published table for comparison.
 
-use fulmar::base::Stage;
+use fulmar::stat::ledger::Stage;
 
 use super::kernel::Depth;
 use super::{Found, Path, Spread, Threads};

@@ -1,7 +1,7 @@
 //! Shares of the busy time: copying, buffer memory, protocol, device, wake-ups, system.
 //!
 //! Two ways to the same question, which do not agree to the percent and should not. The *ledger*
-//! ([`fulmar::ledger`]) times the stages that a path passes: exact in what it counts, blind within a
+//! ([`fulmar::stat::ledger`]) times the stages that a path passes: exact in what it counts, blind within a
 //! stage. *Sampling* ([`perf`]) looks a few thousand times per second at what runs and asks the debug
 //! information to which room that belongs ([`symbols`]): it sees everything, the kernel included, but
 //! only as often as it looks. [`flame`] draws the samples.
@@ -12,7 +12,7 @@ pub mod perf;
 pub mod symbols;
 pub mod workload;
 
-use fulmar::ledger::{Account, Stage};
+use fulmar::stat::ledger::{Account, Stage};
 use serde_json::{Value, json};
 
 macro_rules! parts {
@@ -118,7 +118,7 @@ fn part_of_stage(stage: Stage) -> Option<Part> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fulmar::ledger::StageTime;
+    use fulmar::stat::ledger::StageTime;
 
     #[test]
     fn shares_of_an_account_leave_the_program_and_sleep_out() {

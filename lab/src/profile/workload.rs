@@ -8,7 +8,7 @@ use std::io::{self, Read, Write};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use fulmar::ledger::Account;
+use fulmar::stat::ledger::Account;
 use fulmar::{Cidr, Stack, devices};
 
 use super::Shares;

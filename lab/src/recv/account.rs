@@ -5,7 +5,7 @@ use super::{Load, Method, Reader, Target, Use, size_name};
 use crate::account::{self, Figures, Keeping, ROUND};
 use crate::harness::options::Stack;
 use crate::matrix::Device;
-use fulmar::ledger::Account;
+use fulmar::stat::ledger::Account;
 use std::io;
 
 /// The accounts of what the options measure of fulmar's: of the first size, use and placement, with

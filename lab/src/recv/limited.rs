@@ -3,9 +3,9 @@
 //!
 //! Frames pass unchanged both ways.
 
-use fulmar::base::{Counters, Instant};
-use fulmar::mbuf::Pool;
-use fulmar::netdev::{Burst, Caps, Device, DirectPlacement, forward_device};
+use fulmar::device::Pool;
+use fulmar::device::{Burst, Caps, Device, DirectPlacement, forward_device};
+use fulmar::device::{Counters, Instant};
 
 /// The wrapper.
 pub struct Limited {

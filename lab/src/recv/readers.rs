@@ -2,7 +2,7 @@
 
 use super::{Load, Reader, Target};
 use crate::kernel::receive::touch;
-use fulmar::{RecvBuf, RecvRing};
+use fulmar::zero_copy::{RecvBuf, RecvRing, ZeroCopy};
 use std::io::{self, Read};
 
 /// Buffers that are used in turn.
@@ -101,7 +101,8 @@ fn owned_buffers(load: &Load) -> io::Result<Vec<RecvBuf>> {
         buffer.memory_mut().fill(1);
         Ok(buffer)
     };
-    let buffers: Result<_, fulmar::mbuf::NoMemory> = (0..load.buffers.max(1)).map(buffer).collect();
+    let buffers: Result<_, fulmar_stack::mbuf::NoMemory> =
+        (0..load.buffers.max(1)).map(buffer).collect();
     buffers.map_err(io::Error::other)
 }
 

@@ -20,9 +20,9 @@
 use super::{Load, Target, readers::Ring};
 use crate::kernel::receive::touch;
 use fulmar::Ready;
-use fulmar::base::SlotId;
+use fulmar::device::Chain;
 use fulmar::internals::runtime::{Host, Limit};
-use fulmar::mbuf::Chain;
+use fulmar_stack::base::SlotId;
 use fulmar_stack::socket::SocketError;
 use std::io;
 use std::task::Poll;

@@ -3,7 +3,7 @@
 use std::io;
 use std::time::Duration;
 
-use fulmar::base::Stage;
+use fulmar::stat::ledger::Stage;
 
 use super::verdict::Verdict;
 use crate::harness::options::Stack;

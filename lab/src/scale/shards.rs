@@ -5,8 +5,10 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::thread;
 
-use fulmar::base::{Counter, EtherAddr};
-use fulmar::{Cidr, Device, Stack, UdpSocket};
+use fulmar::device::Device;
+use fulmar::device::EtherAddr;
+use fulmar::stat::Counter;
+use fulmar::{Cidr, Stack, UdpSocket};
 use fulmar_nic::{SimConfig, pair};
 
 /// Datagrams that find neighbours and buffers before any is counted.

@@ -3,7 +3,7 @@
 use super::sim::Simulated;
 use super::{Caller, Load, Method, Rig, Target};
 use crate::account::{self, Figures, Keeping, ROUND};
-use fulmar::ledger::Account;
+use fulmar::stat::ledger::Account;
 use std::io;
 
 const METHODS: [Method; 4] = [Method::Old, Method::Published, Method::Ours, Method::Owned];

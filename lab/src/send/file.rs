@@ -18,7 +18,8 @@
 use super::sosend::{Writing, to_io};
 use super::{Caller, Load, Target};
 use crate::file::{BenchFile, CacheState, FileCursor};
-use fulmar::mbuf::{Chain, Purpose};
+use fulmar::device::{Chain, Purpose};
+use fulmar::zero_copy::ZeroCopy;
 use fulmar_stack::shard::MoreData;
 use fulmar_stack::socket::SocketError;
 use std::fs::File;

@@ -8,7 +8,7 @@ use crate::peer::{Peer, Report, Role, Spec};
 use crate::recv::drain;
 use crate::stream::{Counts, FAR_IP, Joined, Start, Testbed};
 use crate::transfer::Transfer;
-use fulmar::{Stack, TcpListener, TcpStream};
+use fulmar::{SocketOptions, Stack, TcpListener, TcpStream};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::thread;
@@ -28,7 +28,8 @@ pub(super) fn run(
     time: Duration,
     at_start: &mut dyn FnMut(),
 ) -> io::Result<(Report, Counts)> {
-    stream.set_send_buffer(load.buffer_bytes.unwrap_or(BUFFER_BYTES))?;
+    let send_buffer = Some(load.buffer_bytes.unwrap_or(BUFFER_BYTES));
+    stream.set_options(SocketOptions { send_buffer, ..stream.options()? })?;
     let to = Target { stack, stream };
     let mut warm = 0;
     while warm < load.warm_bytes {

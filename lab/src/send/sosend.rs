@@ -22,9 +22,9 @@
 
 use super::{Caller, Target};
 use fulmar::Ready;
-use fulmar::base::SlotId;
+use fulmar::device::{Chain, NoBuffer, Pool, Purpose};
 use fulmar::internals::runtime::{Host, Limit};
-use fulmar::mbuf::{Chain, NoBuffer, Pool, Purpose};
+use fulmar_stack::base::SlotId;
 use fulmar_stack::shard::MoreData;
 use fulmar_stack::socket::SocketError;
 use std::io;

@@ -3,8 +3,8 @@
 use super::file::FileMethod;
 use super::*;
 use crate::file::{BenchFile, CacheState};
-use fulmar::base::Counter;
-use fulmar::{Cidr, TcpListener, devices};
+use fulmar::stat::Counter;
+use fulmar::{Cidr, SocketOptions, TcpListener, devices};
 use std::io::Read;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::thread;
@@ -14,7 +14,7 @@ const FAR: Ipv4Addr = Ipv4Addr::new(10, 9, 0, 2);
 const CALLS: u64 = 12;
 const WRITE_BYTES: usize = 64 << 10;
 
-fn stack(device: Box<dyn fulmar::Device>, ip: Ipv4Addr) -> Stack {
+fn stack(device: Box<dyn fulmar::device::Device>, ip: Ipv4Addr) -> Stack {
     let address = Cidr { address: IpAddr::V4(ip), prefix_len: 24 };
     Stack::builder().device(device).address(address).unlisted().build().expect("a stack")
 }
@@ -39,7 +39,9 @@ fn count(mut caller: Box<dyn Caller>) -> Counted {
     });
     let stream = TcpStream::connect(&near, SocketAddr::from((FAR, 7))).expect("it listens");
     let room = 2 * CALLS as usize * WRITE_BYTES;
-    assert!(stream.set_send_buffer(room).expect("open") >= room);
+    let options = stream.options().expect("open");
+    stream.set_options(SocketOptions { send_buffer: Some(room), ..options }).expect("open");
+    assert!(stream.options().expect("open").send_buffer >= Some(room));
     let before = near.stat().expect("ours");
     let to = Target { stack: &near, stream: &stream };
     let sent: u64 = (0..CALLS).map(|_| caller.call(&to).expect("it is open")).sum();

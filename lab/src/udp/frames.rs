@@ -11,10 +11,12 @@ use std::net::{Ipv4Addr, UdpSocket};
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-use fulmar::base::{Counters, EtherAddr, Instant, OwnerKey};
-use fulmar::mbuf::{Chain, Pool, PoolConfig, Purpose};
-use fulmar::netdev::{Burst, Offload, Packet};
-use fulmar::{Device, devices};
+use fulmar::config::PoolConfig;
+use fulmar::device::Device;
+use fulmar::device::{Burst, Offload, Packet};
+use fulmar::device::{Chain, Pool, Purpose};
+use fulmar::device::{Counters, EtherAddr, Instant, OwnerKey};
+use fulmar::devices;
 use fulmar_gateway::netns::Netns;
 
 use super::NS;

@@ -10,7 +10,8 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use fulmar::{Builder, Cidr, RecvMessage, SendMessage, Stack, devices};
+use fulmar::udp::{RecvMessage, SendMessage};
+use fulmar::{Builder, Cidr, Stack, devices};
 use fulmar_nic::{Command, SimConfig, SimHandle};
 
 use super::Method;
@@ -203,7 +204,7 @@ impl Ours {
     }
 
     fn over(
-        device: Box<dyn fulmar::Device>,
+        device: Box<dyn fulmar::device::Device>,
         near: Ipv4Addr,
         far: Ipv4Addr,
         receiver: Option<Receiver>,

@@ -4,7 +4,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use fulmar::base::Counter;
+use fulmar::stat::Counter;
 use fulmar::{Cidr, Stack, TcpListener, TcpStream, devices};
 
 use crate::cpu;

@@ -25,7 +25,7 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use fulmar::ModerationConfig;
+use fulmar::config::ModerationConfig;
 
 use crate::cpu::Placement;
 use crate::harness::options::{Common, Stack, one_of, or, placement, within};

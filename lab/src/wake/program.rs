@@ -10,7 +10,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use fulmar::Stack;
-use fulmar::base::Counter;
+use fulmar::stat::Counter;
 use fulmar_nic::thread_hardware_ns;
 use serde_json::{Value, json};
 

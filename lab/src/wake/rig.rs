@@ -7,8 +7,9 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use fulmar::devices::shm_device::{Shm, ShmConfig};
-use fulmar::{Cidr, ModerationConfig, Stack};
+use fulmar::config::ModerationConfig;
+use fulmar::devices::{Shm, ShmConfig};
+use fulmar::{Cidr, Stack};
 use serde_json::{Value, json};
 
 use super::program::{self, Account, Flow, Socket};

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use fulmar::{CongestionControl, Stack, TcpStream};
+use fulmar::{CongestionControl, SocketOptions, Stack, TcpStream};
 use fulmar_gateway::netns::Netns;
 
 use super::conn::{Conn, Progress};
@@ -126,7 +126,8 @@ impl Server {
         while !done.load(Ordering::Relaxed) {
             let accepted = match self {
                 Server::Fulmar(l, which) => l.accept().and_then(|(stream, _)| {
-                    stream.set_congestion(*which)?;
+                    let congestion = Some(*which);
+                    stream.set_options(SocketOptions { congestion, ..stream.options()? })?;
                     Ok(Conn::Fulmar(stream))
                 }),
                 Server::Linux(l) => l.accept().map(|(stream, _)| Conn::Linux(stream)),

@@ -21,10 +21,12 @@ use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
 use std::thread::{self, ScopedJoinHandle};
 use std::time::Duration;
 
+use fulmar::device::Device;
 use fulmar::devices::FaultSpec;
 use fulmar::internals::drivers::link::{self, LinkConfig};
 use fulmar::internals::drivers::tap::{Tap, TapConfig};
-use fulmar::{CongestionControl, Device, EcnPolicy, Stack, TcpConfig};
+use fulmar::tcp::{EcnPolicy, TcpConfig};
+use fulmar::{CongestionControl, Stack};
 use fulmar_gateway::netns::Netns;
 use fulmar_stack::base::EtherAddr;
 use fulmar_stack::device::impair::{Impairments, PathCounts};

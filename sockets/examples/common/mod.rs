@@ -6,7 +6,8 @@ use std::error::Error;
 use std::net::IpAddr;
 use std::process::ExitCode;
 
-use fulmar::{Cidr, Device, Stack, devices};
+use fulmar::device::Device;
+use fulmar::{Cidr, Stack, devices};
 
 /// The result of an example.
 pub type Outcome<T = ()> = Result<T, Box<dyn Error>>;

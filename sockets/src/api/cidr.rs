@@ -7,12 +7,28 @@ use std::str::FromStr;
 use fulmar_stack::ip::{IfAddr, Prefix};
 
 /// An address and the length of its prefix: `10.0.0.2/24`, `fd00::2/64`.
+///
+/// ```
+/// # use fulmar::Cidr;
+/// let address: Cidr = "10.77.0.2/24".parse()?;
+/// assert_eq!(address.prefix_len, 24);
+/// assert_eq!(address.network().to_string(), "10.77.0.0/24");
+/// # Ok::<(), fulmar::ParseCidrError>(())
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Cidr {
     /// The address, host bits included.
     pub address: IpAddr,
-    /// Bits of the prefix.
+    /// Bits of the prefix. More than the address has count as all of them.
     pub prefix_len: u8,
+}
+
+impl Cidr {
+    /// The network of the address: its host bits are zero.
+    pub fn network(self) -> Cidr {
+        let prefix = Prefix::from(self);
+        Cidr { address: prefix.addr, prefix_len: prefix.len }
+    }
 }
 
 /// The text is not an address with a prefix length.
@@ -52,7 +68,7 @@ impl From<Cidr> for IfAddr {
     }
 }
 
-/// The network of the address, without its host bits. `prefix_len` above the length of the address counts as that.
+/// The network of the address.
 impl From<Cidr> for Prefix {
     fn from(cidr: Cidr) -> Prefix {
         let most = if cidr.address.is_ipv4() { 32 } else { 128 };
@@ -75,10 +91,9 @@ mod tests {
     fn only_an_address_with_a_fitting_prefix_length_is_one() {
         let c: Cidr = "10.77.0.2/24".parse().unwrap();
         assert_eq!(c.to_string(), "10.77.0.2/24");
-        let network: Prefix = "10.77.0.0/24".parse().unwrap();
-        assert_eq!(Prefix::from(c), network);
-        assert_eq!("10.77.0.9/24".parse(), Ok(network));
-        assert!("10.77.0.0/33".parse::<Prefix>().is_err() && "a".parse::<Prefix>().is_err());
+        assert_eq!(c.network().to_string(), "10.77.0.0/24");
+        let too_long = Cidr { prefix_len: 99, ..c };
+        assert_eq!(too_long.network().to_string(), "10.77.0.2/32");
         assert_eq!("fd77::2/64".parse::<Cidr>().unwrap().prefix_len, 64);
         for wrong in ["10.77.0.2", "10.77.0.2/33", "fd77::2/129", "a/8", "1.2.3.4/", "/8", ""] {
             assert!(wrong.parse::<Cidr>().is_err(), "{wrong}");

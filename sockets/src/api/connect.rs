@@ -16,7 +16,7 @@ use crate::api::tcp::{TcpStream, connect, open, owner_of, valid_options};
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ConnectOptions {
     /// The local end; the unspecified address or port 0: of the stack's choice. With
-    /// [`crate::api::Builder::any_ip`] the address of any host, as a gateway's that keeps the client's.
+    /// [`Builder::any_ip`](crate::Builder::any_ip) the address of any host, as a gateway's that keeps the client's.
     pub local: Option<SocketAddr>,
     /// Options of the socket, which hold from the SYN on.
     pub socket: SocketOptions,
@@ -88,7 +88,8 @@ impl TcpStream {
     /// again for 15 minutes and then for longer.
     ///
     /// ```
-    /// # use fulmar::{ConnectOptions, FastOpenOptions, ListenOptions, Stack, TcpListener, TcpStream, devices};
+    /// # use fulmar::tcp::FastOpenOptions;
+    /// # use fulmar::{ConnectOptions, ListenOptions, Stack, TcpListener, TcpStream, devices};
     /// # use std::io::{Read, Write};
     /// # fn main() -> std::io::Result<()> {
     /// # let (a, b) = devices::link_pair().unwrap();

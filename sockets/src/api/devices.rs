@@ -1,4 +1,4 @@
-//! Devices that carry a stack's frames, ready to be given to [`crate::api::Builder::device`].
+//! Devices that carry a stack's frames, ready to be given to [`Builder::device`](crate::Builder::device).
 //!
 //! [`open`] takes the name of a device, as the command `fulmar` does; the other functions open one kind
 //! each.
@@ -10,24 +10,21 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use crate::drivers::packet::{PacketConfig, PacketSocket};
-use crate::drivers::shm::{Shm, ShmConfig, Side};
-use crate::drivers::tap::{Tap, TapConfig};
-use crate::drivers::tun::{Tun, TunConfig};
 use fulmar_stack::base::EtherAddr;
 use fulmar_stack::device::Device;
-use fulmar_stack::device::impair::Impairments;
 use fulmar_stack::device::impaired::Impaired;
 use fulmar_stack::device::pcap::PcapWriter;
 
 pub use super::faults::FaultSpec;
+pub use crate::drivers::OpenError;
+use crate::drivers::link;
 pub use crate::drivers::link::{PacketDevice, PacketReceiver, PacketSender, channel};
+pub use crate::drivers::packet::{PacketConfig, PacketSocket};
 pub use crate::drivers::plain::{PacketIo, Plain, QemuStream, plain, plain_ethernet};
-pub use crate::drivers::{
-    OpenError, link, packet as packet_socket, shm as shm_device, tap as tap_device,
-    tun as tun_device,
-};
-pub use fulmar_stack::device::impair;
+pub use crate::drivers::shm::{Shm, ShmConfig, Side};
+pub use crate::drivers::tap::{Tap, TapConfig};
+pub use crate::drivers::tun::{Tun, TunConfig};
+pub use fulmar_stack::device::impair::{Aqm, Impairments, Policer};
 pub use spec::{ParseSpecError, Spec};
 
 /// A device by its name: `fulmar0` (any interface: a TAP if it is one or does not exist yet, a TUN if it is
@@ -81,7 +78,7 @@ pub fn tap_from_fd(fd: OwnedFd) -> Result<Box<dyn Device>, OpenError> {
     Ok(Box::new(Tap::from_fd(fd, &TapConfig::default())?))
 }
 
-/// So many queues of one TAP interface, each for a shard of its own: see [`crate::api::Builder::devices`].
+/// So many queues of one TAP interface, each for a shard of its own: see [`Builder::devices`](crate::Builder::devices).
 ///
 /// # Errors
 /// As [`tap`]; an interface that exists must have been made for several queues.
@@ -91,7 +88,7 @@ pub fn tap_queues(name: &str, queues: u16) -> Result<Queues, OpenError> {
 }
 
 /// A TUN interface of this name, made if there is none: IP packets without a link layer, the kernel at its other
-/// end. It is point-to-point ([`crate::api::device::Medium::Ip`]): every packet goes to the kernel, whatever route or
+/// end. It is point-to-point ([`device::Medium::Ip`](crate::device::Medium::Ip)): every packet goes to the kernel, whatever route or
 /// gateway it takes; no ARP packet and no neighbour solicitation is sent or answered. Broadcasts and multicasts
 /// go to the kernel, too. Super-packets and checksums are left to the kernel as on a TAP.
 ///
@@ -120,7 +117,7 @@ pub fn tun_from_fd(fd: OwnedFd) -> Result<Box<dyn Device>, OpenError> {
     Ok(Box::new(Tun::from_fd(fd, &TunConfig::default())?))
 }
 
-/// So many queues of one TUN interface, each for a shard of its own: see [`crate::api::Builder::devices`].
+/// So many queues of one TUN interface, each for a shard of its own: see [`Builder::devices`](crate::Builder::devices).
 ///
 /// # Errors
 /// As [`tun`]; an interface that exists must have been made for several queues.
@@ -131,7 +128,7 @@ pub fn tun_queues(name: &str, queues: u16) -> Result<Queues, OpenError> {
 
 /// A packet socket on an Ethernet interface that exists. The stack appears on that network as a
 /// station of its own, whose Ethernet address follows from that of the interface
-/// ([`packet_socket::PacketConfig::ether`] sets another).
+/// ([`PacketConfig::ether`] sets another).
 ///
 /// Several stacks may share an interface this way, each with IP addresses of its own; to reach each other they need
 /// Ethernet addresses of their own, too. **Nothing finds out if two have the same IP address:** each answers for it,
@@ -146,7 +143,7 @@ pub fn packet(interface: &str) -> Result<Box<dyn Device>, OpenError> {
 }
 
 /// So many packet sockets on an Ethernet interface, each for a shard of its own: see
-/// [`crate::api::Builder::devices`]. The kernel gives each frame to one of them.
+/// [`Builder::devices`](crate::Builder::devices). The kernel gives each frame to one of them.
 ///
 /// # Errors
 /// As [`packet`].
@@ -163,7 +160,7 @@ pub fn packet_queues(interface: &str, queues: u16) -> Result<Queues, OpenError> 
 ///
 /// # Errors
 /// The other process is another user's or speaks another version, or the name cannot be used; the
-/// error says what to do. [`shm_device::Shm::open`] can also give up after a time.
+/// error says what to do. [`Shm::open`] can also give up after a time.
 pub fn shm(name: &str) -> Result<(Box<dyn Device>, Side), OpenError> {
     let config = ShmConfig { name: name.to_owned(), ..ShmConfig::default() };
     let end = Shm::open(&config)?;

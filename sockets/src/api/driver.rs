@@ -77,7 +77,7 @@ impl Driver {
     }
 
     /// Prepares a sleep on the descriptor, when no task has anything to do. False: turn again, since something has come
-    /// meanwhile, or since the policy of waiting ([`ModerationConfig`](crate::ModerationConfig)) busy-polls for some
+    /// meanwhile, or since the policy of waiting ([`ModerationConfig`](crate::config::ModerationConfig)) busy-polls for some
     /// microseconds more.
     ///
     /// # Errors

@@ -32,7 +32,7 @@ pub struct EchoRequest {
 }
 
 /// Takes the echo requests to addresses that are not the stack's own, in a stack with
-/// [`crate::api::Builder::any_ip`]. There is one for each stack. It queues 256 requests of together 256 KiB; later ones are
+/// [`Builder::any_ip`](crate::Builder::any_ip). There is one for each stack. It queues 256 requests of together 256 KiB; later ones are
 /// dropped (`echo_buffer_full`).
 pub struct EchoSocket {
     pub(crate) socket: Arc<Socket>,

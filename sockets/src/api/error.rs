@@ -17,8 +17,12 @@ pub enum SetupError {
     MixedDevices,
     /// No address was given.
     NoAddress,
-    /// Addresses, routes, memory, or a resource that the system refuses: random numbers, descriptors, threads.
-    Stack(StartError),
+    /// The configuration cannot be used: addresses, routes, MTU or memory.
+    Config(fulmar_stack::shard::SetupError),
+    /// The system gives no random numbers: getrandom(2) failed.
+    Random(io::Error),
+    /// The system refuses a descriptor or a thread.
+    Host(io::Error),
 }
 
 impl fmt::Display for SetupError {
@@ -39,18 +43,33 @@ impl fmt::Display for SetupError {
             SetupError::NoAddress => {
                 f.write_str("the stack has no address; give it one with Builder::address")
             }
-            SetupError::Stack(e) => e.fmt(f),
+            SetupError::Config(e) => e.fmt(f),
+            SetupError::Random(e) => write!(
+                f,
+                "cannot read random bytes for the stack's secrets: {e}; allow the process to call getrandom(2)"
+            ),
+            SetupError::Host(e) => write!(
+                f,
+                "cannot create a thread or a descriptor: {e}; check `ulimit -n` and `ulimit -u`"
+            ),
         }
     }
 }
 
-impl std::error::Error for SetupError {}
+impl std::error::Error for SetupError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            SetupError::Random(e) | SetupError::Host(e) => Some(e),
+            _ => None,
+        }
+    }
+}
 
 /// Has the same sentence; the kind is `InvalidInput` or the system's error.
 impl From<SetupError> for io::Error {
     fn from(e: SetupError) -> io::Error {
         let kind = match &e {
-            SetupError::Stack(StartError::Random(e) | StartError::Host(e)) => e.kind(),
+            SetupError::Random(e) | SetupError::Host(e) => e.kind(),
             _ => io::ErrorKind::InvalidInput,
         };
         io::Error::new(kind, e)
@@ -58,15 +77,19 @@ impl From<SetupError> for io::Error {
 }
 
 /// With the same sentence, as `InvalidInput`.
-impl From<crate::api::ParseCidrError> for io::Error {
-    fn from(e: crate::api::ParseCidrError) -> io::Error {
+impl From<crate::ParseCidrError> for io::Error {
+    fn from(e: crate::ParseCidrError) -> io::Error {
         io::Error::new(io::ErrorKind::InvalidInput, e)
     }
 }
 
 impl From<StartError> for SetupError {
     fn from(e: StartError) -> Self {
-        SetupError::Stack(e)
+        match e {
+            StartError::Shard(e) => SetupError::Config(e),
+            StartError::Random(e) => SetupError::Random(e),
+            StartError::Host(e) => SetupError::Host(e),
+        }
     }
 }
 
@@ -89,9 +112,12 @@ mod tests {
         let errors: [(&str, Box<dyn std::error::Error>); 5] = [
             ("NoAddress", Box::new(SetupError::NoAddress)),
             ("TooManyDevices(99)", Box::new(SetupError::TooManyDevices(99))),
-            ("ParseCidrError", Box::new("10.0.0.1".parse::<crate::api::Cidr>().unwrap_err())),
+            ("ParseCidrError", Box::new("10.0.0.1".parse::<crate::Cidr>().unwrap_err())),
             ("ParseSpecError", Box::new("tun:".parse::<crate::api::devices::Spec>().unwrap_err())),
-            ("RecvError", Box::new(crate::api::RecvError::from(io::Error::other("a reason")))),
+            (
+                "RecvError",
+                Box::new(crate::zero_copy::RecvError::from(io::Error::other("a reason"))),
+            ),
         ];
         for (name, error) in errors {
             assert!(format!("{error:?}").starts_with(name), "{error:?}");

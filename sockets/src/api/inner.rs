@@ -18,7 +18,7 @@ pub(crate) struct Inner {
     pub hosts: Vec<Arc<Host>>,
     pub name: String,
     pub exit_drain: Duration,
-    /// [`crate::api::Stack::close`] was called: the drop does not drain again.
+    /// [`Stack::close`](crate::Stack::close) was called: the drop does not drain again.
     pub is_closed: AtomicBool,
     /// The inode of the network namespace in which it was built.
     pub network_namespace: Option<u64>,

@@ -1,11 +1,11 @@
 //! The account of CPU time by stage of a stack, sampled at run time.
 //!
-//! A stack passes named stages ([`Stage`]). With [`Builder::account`](crate::api::Builder::account) it measures the cost of
-//! each by sampling. [`Stack::account`](crate::api::Stack::account) returns an [`Account`]: the times, and the packets,
+//! A stack passes named stages ([`Stage`]). With [`Builder::account`](crate::Builder::account) it measures the cost of
+//! each by sampling. [`Stack::account`](crate::Stack::account) returns an [`Account`]: the times, and the packets,
 //! bytes, copies, buffers and crossings of the same time. `fulmar-lab path --live` prints it from another terminal.
 //!
 //! The environment variable `FULMAR_LEDGER=64` enables the account in all stacks of a process (one visit in 64 is
-//! measured), as [`account_new_stacks`] does from within. [`Stack::set_account`](crate::api::Stack::set_account) switches it
+//! measured), as [`account_new_stacks`] does from within. [`Stack::set_account`](crate::Stack::set_account) switches it
 //! in a running stack. While it is off, it costs one predictable branch per stage.
 //!
 //! ```no_run

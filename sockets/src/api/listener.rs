@@ -50,7 +50,7 @@ impl TcpListener {
     ///
     /// # Errors
     /// `AddrInUse`, `AddrNotAvailable`; `NetworkDown` if the device is gone for good, as one of
-    /// [`crate::api::devices::link_pair`] is after the stack on the other.
+    /// [`devices::link_pair`](crate::devices::link_pair) is after the stack on the other.
     pub fn bind(stack: &Stack, addr: impl ToSocketAddrs) -> io::Result<TcpListener> {
         TcpListener::bind_with(stack, addr, ListenOptions::default())
     }

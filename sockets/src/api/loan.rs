@@ -363,27 +363,6 @@ impl fmt::Debug for Slices<'_> {
 }
 
 impl TcpStream {
-    /// Reads without a copy: lends up to `max` bytes in the buffers in which they were received. Waits as `read` does;
-    /// an empty loan is the end of the stream.
-    ///
-    /// Below a few KiB a copy is cheaper. Give a large `max`: each split of a buffer costs a reference. A few bytes of
-    /// a large buffer are copied, so that they do not keep it.
-    ///
-    /// # Errors
-    /// As `read`. `ENOBUFS` if the bytes are in the memory reserve of the stack, which it does not lend; `read` works
-    /// then.
-    pub fn recv_owned(&self, max: usize) -> io::Result<Loan> {
-        self.lend(max, self.socket.read_limit())
-    }
-
-    /// As [`TcpStream::recv_owned`], but never waits.
-    ///
-    /// # Errors
-    /// `WouldBlock`, and the errors of [`TcpStream::recv_owned`].
-    pub fn try_recv_owned(&self, max: usize) -> io::Result<Loan> {
-        self.lend(max, Limit::DoNotWait)
-    }
-
     pub(crate) fn lend(&self, max: usize, limit: Limit) -> io::Result<Loan> {
         if max == 0 {
             return Ok(Loan::default());

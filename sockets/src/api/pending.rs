@@ -10,8 +10,8 @@ use fulmar_stack::shard::{Decision, Pending, SynOptions};
 use crate::api::socket::Socket;
 use crate::api::tcp::TcpStream;
 
-/// A connection whose SYN is not answered yet, of a [`crate::api::TcpListener`] with
-/// [`crate::api::ListenOptions::conditional_accept`].
+/// A connection whose SYN is not answered yet, of a [`TcpListener`](crate::TcpListener) with
+/// [`ListenOptions::conditional_accept`](crate::ListenOptions::conditional_accept).
 ///
 /// A gateway or proxy first connects on its other side, and answers with that result. Meanwhile retransmitted
 /// SYNs are ignored. A pending connection that is dropped without an answer leaves no state: the next SYN is
@@ -19,7 +19,8 @@ use crate::api::tcp::TcpStream;
 ///
 /// ```
 /// # use std::net::TcpStream as HostStream;
-/// # use fulmar::{ConditionalAccept, ListenOptions, Stack, TcpListener, devices};
+/// # use fulmar::tcp::ConditionalAccept;
+/// # use fulmar::{ListenOptions, Stack, TcpListener, devices};
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let (device, _guest) = devices::link_pair()?;
 /// let stack = Stack::builder()
@@ -80,7 +81,7 @@ impl PendingConnection {
     /// blocking until [`TcpStream::set_nonblocking`].
     ///
     /// # Errors
-    /// `ConnectionAborted`: the peer has reset it, or [`crate::api::ConditionalAccept::timeout`] has passed.
+    /// `ConnectionAborted`: the peer has reset it, or [`ConditionalAccept::timeout`](crate::tcp::ConditionalAccept::timeout) has passed.
     /// `NetworkUnreachable`; `AddrInUse` if this stack has connected between the same ends meanwhile; `ENOBUFS` if
     /// there are too many sockets.
     pub fn accept(mut self) -> io::Result<TcpStream> {

@@ -14,9 +14,10 @@ use fulmar_stack::base::SocketHandle;
 
 use fulmar_stack::socket::SocketError;
 
+use crate::api::echo::EchoSocket;
 use crate::api::socket::{Socket, to_io};
 use crate::api::stack::Stack;
-use crate::api::{EchoSocket, Ready, TcpListener, TcpStream, UdpSocket};
+use crate::{Ready, TcpListener, TcpStream, UdpSocket};
 use descriptors::Descriptors;
 pub use waker::Waker;
 use waker::Woken;

@@ -2,7 +2,8 @@
 //!
 //! ```
 //! # use std::io::Write;
-//! # use fulmar::{RecvBuf, Stack, TcpListener, TcpStream, devices};
+//! # use fulmar::zero_copy::RecvBuf;
+//! # use fulmar::{Stack, TcpListener, TcpStream, devices};
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let (a, b) = devices::link_pair()?;
 //! # let one = Stack::builder().device(a).address("10.0.0.1/24".parse()?).unlisted().build()?;
@@ -55,36 +56,10 @@ pub use ring::RecvRing;
 pub type RecvRule = CompletionPolicy;
 
 impl TcpStream {
-    /// Posts a buffer. It receives the next bytes of the stream, after the bytes of the buffers posted before. It
-    /// completes when it is full, at a segment with PSH, after a short pause, or at the end of the stream, then
-    /// possibly empty. If the device supports it, payload is placed there without a copy by this process; otherwise it
-    /// is copied once.
-    ///
-    /// Never waits. Up to 256 buffers may be posted; two of at least 64 KiB each, used in turn, keep a stream going.
-    /// Use the same buffers again: a device caches the registration of the last two.
-    ///
-    /// Reads are served after posted buffers: while some are posted, `read` and `peek` wait or fail with `WouldBlock`.
-    /// Bytes received before the post are copied into the buffer first. In a poll set the socket is readable when a
-    /// buffer has completed.
-    ///
-    /// # Errors
-    /// `WouldBlock` if 256 buffers are posted, `NetworkDown`. The error has the buffer. Later errors of the connection
-    /// are reported by the completion.
-    pub fn recv_posted(&self, buf: impl Into<RecvBuf>) -> Result<RecvCompletion, RecvError> {
-        self.recv_posted_with(buf, RecvRule::default())
-    }
-
-    /// As [`TcpStream::recv_posted`], with another rule for when the buffer completes.
-    ///
-    /// # Errors
-    /// As [`TcpStream::recv_posted`].
-    pub fn recv_posted_with(
-        &self,
-        buf: impl Into<RecvBuf>,
-        rule: RecvRule,
-    ) -> Result<RecvCompletion, RecvError> {
+    /// See [`ZeroCopy::recv_posted`](crate::zero_copy::ZeroCopy::recv_posted).
+    pub(crate) fn post(&self, buf: RecvBuf, rule: RecvRule) -> Result<RecvCompletion, RecvError> {
         let (id, ticket) = (self.socket.id, spare::take());
-        let mut buf = Some(buf.into());
+        let mut buf = Some(buf);
         let posted = self.socket.host().call(|shard, now| {
             let Some(given) = buf.take() else { return Ok(()) };
             shard.tcp_post(now, id, given, rule, &ticket).map_err(|(e, given)| {

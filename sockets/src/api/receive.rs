@@ -55,7 +55,7 @@ impl TcpStream {
     /// once for all buffers, and copied without it. Returns how many bytes were read; 0: the end of the stream, or
     /// buffers of no bytes.
     ///
-    /// Bytes are copied. Posted buffers ([`TcpStream::recv_posted`]) can be filled in place from the first byte to the
+    /// Bytes are copied. Posted buffers ([`ZeroCopy::recv_posted`](crate::zero_copy::ZeroCopy::recv_posted)) can be filled in place from the first byte to the
     /// last.
     ///
     /// With [`RecvFlags::WAIT_ALL`] fewer bytes are read if the stream ends or the time-out passes first; the next call
@@ -161,30 +161,6 @@ impl TcpStream {
             s.host().post(Request::Free(chain));
         }
         Ok(n)
-    }
-
-    /// SO_RCVLOWAT: with fewer bytes a read waits, and the connection is not readable in a poll set. 1 by default;
-    /// limited to half of the receive buffer. It does not apply to a read that does not wait or whose time-out has
-    /// passed, nor when the stream has ended or its window is closed.
-    ///
-    /// # Errors
-    /// The socket is gone; `InvalidInput` for 0.
-    pub fn set_recv_low_water(&self, bytes: usize) -> io::Result<()> {
-        if bytes == 0 {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                "a low-water mark of 0 bytes would make a socket without data readable",
-            ));
-        }
-        self.with_tcb(|t| t.tcb.set_recv_low_water(bytes))
-    }
-
-    /// The low-water mark in effect (SO_RCVLOWAT), bytes.
-    ///
-    /// # Errors
-    /// The socket is gone.
-    pub fn recv_low_water(&self) -> io::Result<usize> {
-        self.with_tcb(|t| t.tcb.recv_low_water())
     }
 }
 

@@ -98,20 +98,11 @@ impl TcpStream {
         self.socket.write_limit()
     }
 
-    /// Sends memory in place, without a copy: the connection owns it until the completion. Waits for space in the send
-    /// buffer as `write` does. The memory is released when the peer has acknowledged all of it and no device reads it
-    /// any more.
-    ///
-    /// Queued bytes are charged to the send buffer and to the stack's memory for sending, like copied bytes. Below a
-    /// few KiB a copy is cheaper.
-    ///
-    /// # Errors
-    /// As `write`. The error has the count of accepted bytes, and the others.
-    pub fn send_owned(
+    /// See [`ZeroCopy::send_owned`](crate::zero_copy::ZeroCopy::send_owned).
+    pub(crate) fn queue_owned(
         &self,
-        bytes: impl Into<OwnedBytes>,
+        mut bytes: OwnedBytes,
     ) -> Result<SendCompletion, SendOwnedError> {
-        let mut bytes = bytes.into();
         let completion = bytes.completion_on(&self.socket);
         let mut lock = SendLock::new(&self.socket, self.socket.write_limit());
         let mut sent = 0;
@@ -124,12 +115,8 @@ impl TcpStream {
         Ok(completion)
     }
 
-    /// As [`TcpStream::send_owned`], without waiting: accepts the first bytes, up to the free space. Returns their
-    /// number; the others stay in `bytes`. [`OwnedBytes::completion`] is the completion of all of them.
-    ///
-    /// # Errors
-    /// `WouldBlock`, and the errors of `write`; nothing is accepted then.
-    pub fn try_send_owned(&self, bytes: &mut OwnedBytes) -> io::Result<usize> {
+    /// See [`ZeroCopy::try_send_owned`](crate::zero_copy::ZeroCopy::try_send_owned).
+    pub(crate) fn try_queue_owned(&self, bytes: &mut OwnedBytes) -> io::Result<usize> {
         if bytes.is_empty() {
             return Ok(0);
         }
@@ -137,13 +124,8 @@ impl TcpStream {
         SendLock::new(&self.socket, Limit::DoNotWait).share_some(bytes)
     }
 
-    /// Reserves up to `bytes` of the send buffer with memory to write into; [`SendReservation::commit`] sends it. Waits
-    /// for space as `write` does; [`SendReservation::capacity`] is how much was reserved. Other writers of this socket
-    /// wait until it is committed or dropped.
-    ///
-    /// # Errors
-    /// As `write`. `InvalidInput` for no bytes.
-    pub fn send_reserve(&self, bytes: usize) -> io::Result<SendReservation<'_>> {
+    /// See [`ZeroCopy::send_reserve`](crate::zero_copy::ZeroCopy::send_reserve).
+    pub(crate) fn reserve(&self, bytes: usize) -> io::Result<SendReservation<'_>> {
         if bytes == 0 {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "cannot reserve 0 bytes"));
         }

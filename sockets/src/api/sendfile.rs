@@ -27,7 +27,8 @@ mod source;
 /// How a file is sent; the default is right for most.
 ///
 /// ```no_run
-/// # use fulmar::{SendFile, TcpStream};
+/// # use fulmar::TcpStream;
+/// # use fulmar::zero_copy::SendFile;
 /// # fn send(stream: &TcpStream) -> std::io::Result<()> {
 /// let file = std::fs::File::open("big")?;
 /// let sent = stream.send_file_with(&SendFile::new().read_ahead(1 << 20), &file, .., &[], &[])?;
@@ -85,43 +86,8 @@ impl SendFile {
 }
 
 impl TcpStream {
-    /// Sends `headers`, the bytes of `file` in `range`, and `trailers` as one write: bytes of other writers are not
-    /// interleaved. Returns how many bytes were accepted, headers and trailers included; acceptance is not delivery, as
-    /// for a write.
-    ///
-    /// The position of the file is neither used nor moved. A range without an end extends to the end of the file, also
-    /// if it grows during the call; a range with an end stops at the latest at the end of the file when the call began.
-    /// If the file ends earlier, or shrinks during the call, fewer bytes are sent, without an error. Holes are sent as
-    /// zeroes. Headers and trailers are sent also with an empty file.
-    ///
-    /// The file is read once, when its bytes are accepted: later writes to the file do not affect them, retransmissions
-    /// included. The exception: on a non-blocking socket bytes that are not in the
-    /// page cache are accepted first and read soon after.
-    ///
-    /// A blocking call waits until half of the send buffer is free, or the rest fits, before it continues. The write
-    /// time-out applies to each wait.
-    ///
-    /// # Errors
-    /// [`SendFileError`], with the bytes accepted before. `WouldBlock`: the time-out passed, or the socket is
-    /// non-blocking and not writable (such a call does not wait for half of the buffer); try again with the rest.
-    /// `InvalidInput`: the range ends before it begins. `IsADirectory`; `NotSeekable`: the file is a pipe or a socket.
-    /// Errors of reading the file; bytes read before are accepted. If bytes that were accepted before they were read
-    /// cannot be read, the connection is reset and later calls fail with EIO. Otherwise as `write`.
-    pub fn send_file(
-        &self,
-        file: &File,
-        range: impl RangeBounds<u64>,
-        headers: &[IoSlice<'_>],
-        trailers: &[IoSlice<'_>],
-    ) -> Result<u64, SendFileError> {
-        self.send_file_with(&SendFile::default(), file, range, headers, trailers)
-    }
-
-    /// As [`TcpStream::send_file`], with options.
-    ///
-    /// # Errors
-    /// As [`TcpStream::send_file`].
-    pub fn send_file_with(
+    /// See [`ZeroCopy::send_file`](crate::zero_copy::ZeroCopy::send_file).
+    pub(crate) fn send_range(
         &self,
         options: &SendFile,
         file: &File,

@@ -12,13 +12,13 @@ use crate::runtime::{Account, Ledger, Limit, WatchedShard};
 use fulmar_stack::base::{Medium, Secrets, with_zone};
 use fulmar_stack::device::Device;
 use fulmar_stack::device::moderation::ModerationConfig;
-use fulmar_stack::ip::{IfAddr, NextHop, Prefix, Route};
+use fulmar_stack::ip::{IfAddr, NextHop, Route};
 use fulmar_stack::mbuf::PoolConfig;
 use fulmar_stack::shard::StackConfig;
 use fulmar_stack::socket::{Ready, SocketError};
 
-use crate::api::TcpConfig;
 use crate::api::cidr::Cidr;
+#[cfg(feature = "stat")]
 use crate::api::control::Control;
 use crate::api::error::SetupError;
 use crate::api::exit;
@@ -27,6 +27,7 @@ use crate::api::ledger;
 use crate::api::poll::PollSet;
 use crate::api::socket::{Socket, check_timeout, explain_unreachable, to_io};
 use crate::api::stat::Stat;
+use crate::tcp::TcpConfig;
 
 /// A running TCP/IP stack. Cloning copies a handle; sockets keep the stack alive.
 ///
@@ -78,6 +79,7 @@ impl Stack {
 
     /// The lock around the shard of this handle, for benches that drive the shard themselves.
     #[cfg(feature = "internals")]
+    #[doc(hidden)]
     pub fn host(&self) -> &Arc<crate::runtime::Host> {
         self.inner.host(self.home.unwrap_or(0))
     }
@@ -226,11 +228,13 @@ impl Stack {
         }
     }
 
-    /// Adds a route while the stack runs; connections use it from their next packet on.
+    /// Adds a route while the stack runs; connections use it from their next packet on. The next hop is the address of a
+    /// gateway, or a [`NextHop`].
     ///
     /// # Errors
     /// `InvalidInput`: a gateway of the other IP version, or a table that is full.
-    pub fn add_route(&self, route: Route) -> io::Result<()> {
+    pub fn add_route(&self, to: Cidr, hop: impl Into<NextHop>) -> io::Result<()> {
+        let route = route(to, hop.into());
         let done = self.inner.in_each(|shard, _| shard.ip().add_route(route))?;
         done.map_err(|e| io::Error::new(io::ErrorKind::InvalidInput, e.to_string()))
     }
@@ -239,8 +243,8 @@ impl Stack {
     ///
     /// # Errors
     /// `NotFound`.
-    pub fn remove_route(&self, prefix: Prefix) -> io::Result<()> {
-        let done = self.inner.in_each(|shard, _| shard.ip().remove_route(prefix))?;
+    pub fn remove_route(&self, to: Cidr) -> io::Result<()> {
+        let done = self.inner.in_each(|shard, _| shard.ip().remove_route(to.into()))?;
         done.map(drop).ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
@@ -250,8 +254,10 @@ impl Stack {
     ///
     /// # Errors
     /// `InvalidInput`: no next hop or more than 64, another IP version, or a full table.
-    pub fn add_route_over(&self, table: u32, dst: Prefix, hops: &[NextHop]) -> io::Result<()> {
-        let done = self.inner.in_each(|s, _| s.ip().add_multipath_route_to(table, dst, hops))?;
+    pub fn add_route_over(&self, table: u32, to: Cidr, hops: &[NextHop]) -> io::Result<()> {
+        let add =
+            |shard: &mut WatchedShard, _| shard.ip().add_multipath_route_to(table, to.into(), hops);
+        let done = self.inner.in_each(add)?;
         done.map_err(|e| io::Error::new(io::ErrorKind::InvalidInput, e.to_string()))
     }
 
@@ -259,23 +265,20 @@ impl Stack {
     ///
     /// # Errors
     /// `NotFound`.
-    pub fn remove_route_from(&self, table: u32, dst: Prefix) -> io::Result<()> {
-        let done = self.inner.in_each(|shard, _| shard.ip().remove_route_from(table, dst))?;
-        done.map(drop).ok_or_else(|| io::ErrorKind::NotFound.into())
+    pub fn remove_route_from(&self, table: u32, to: Cidr) -> io::Result<()> {
+        let remove = |shard: &mut WatchedShard, _| shard.ip().remove_route_from(table, to.into());
+        self.inner.in_each(remove)?.map(drop).ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
     /// Adds a policy rule: packets from a block of source addresses use `table` first, and the main table where
     /// `table` has no route. `None` removes the rule.
     ///
     /// # Errors
-    /// `InvalidInput`: a prefix longer than its address, or more than 256 rules.
-    pub fn set_source_policy(&self, source: Prefix, table: Option<u32>) -> io::Result<()> {
-        match self.inner.in_each(|shard, _| shard.ip().set_source_policy(source, table))? {
+    /// `InvalidInput`: more than 256 rules.
+    pub fn set_source_policy(&self, source: Cidr, table: Option<u32>) -> io::Result<()> {
+        match self.inner.in_each(|shard, _| shard.ip().set_source_policy(source.into(), table))? {
             true => Ok(()),
-            false => Err(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                "too many rules, or a prefix longer than its address",
-            )),
+            false => Err(io::Error::new(io::ErrorKind::InvalidInput, "too many rules")),
         }
     }
 
@@ -385,7 +388,7 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// The device that carries the frames: one of [`crate::api::devices`], or one of your own. Its Ethernet
+    /// The device that carries the frames: one of [`devices`](crate::devices), or one of your own. Its Ethernet
     /// address must be unique on its network. A device without a descriptor ([`Device::wake_fd`]) is polled
     /// each millisecond while threads wait.
     pub fn device(mut self, device: impl Device + 'static) -> Self {
@@ -394,7 +397,7 @@ impl Builder {
     }
 
     /// The queues of an interface, for a stack of one shard for each: see [`Stack::shards`] and
-    /// [`crate::api::devices::tap_queues`], [`crate::api::devices::packet_queues`]. Memory and tables are divided
+    /// [`devices::tap_queues`](crate::devices::tap_queues), [`devices::packet_queues`](crate::devices::packet_queues). Memory and tables are divided
     /// among the shards.
     pub fn devices(mut self, queues: Vec<Box<dyn Device>>) -> Self {
         self.devices = queues;
@@ -413,15 +416,16 @@ impl Builder {
         self
     }
 
-    /// A route through a gateway.
-    pub fn route(mut self, route: Route) -> Self {
-        self.config.routes.push(route);
+    /// A route. The next hop is the address of a gateway, or a [`NextHop`].
+    pub fn route(mut self, to: Cidr, hop: impl Into<NextHop>) -> Self {
+        self.config.routes.push(route(to, hop.into()));
         self
     }
 
     /// The default gateway, one per IP version.
-    pub fn gateway(self, gateway: IpAddr) -> Self {
-        self.route(Route::default_via(gateway))
+    pub fn gateway(mut self, gateway: IpAddr) -> Self {
+        self.config.routes.push(Route::default_via(gateway));
+        self
     }
 
     /// Accepts packets to every unicast address, answers ARP and neighbour solicitations for each, and lets
@@ -434,7 +438,7 @@ impl Builder {
     }
 
     /// Most bytes of memory for packets and socket buffers. Default 256 MiB, allocated as needed; at least
-    /// [`crate::api::MIN_BUDGET_BYTES`] for each shard.
+    /// [`MIN_BUDGET_BYTES`](crate::config::MIN_BUDGET_BYTES) for each shard.
     pub fn budget_bytes(mut self, bytes: usize) -> Self {
         self.config.pool = PoolConfig::with_budget(bytes);
         self
@@ -493,17 +497,9 @@ impl Builder {
 
     /// Measures the CPU time of each stage, in one entry of a thread out of `every`; see [`Stack::account`] and
     /// `fulmar-lab path --live`. By default the account is off (unless the environment says `FULMAR_LEDGER`, see
-    /// [`crate::api::ledger`]).
+    /// [`ledger`](crate::stat::ledger)).
     pub fn account(mut self, every: u32) -> Self {
         self.every = Some(every);
-        self
-    }
-
-    /// Sets the whole configuration. Call it first: it replaces what the builder's other methods have set before,
-    /// routes, MTU, budget and TCP among it. [`Builder::address`] adds to its addresses, before or after, and
-    /// [`Builder::deterministic_for_simulation`] replaces its secrets.
-    pub fn config(mut self, config: StackConfig) -> Self {
-        self.config = config;
         self
     }
 
@@ -545,6 +541,18 @@ impl Builder {
         }
         Ok(Stack { inner, home: None })
     }
+}
+
+/// A builder with this configuration. Its methods add to the addresses and routes, and replace the other settings.
+impl From<StackConfig> for Builder {
+    fn from(config: StackConfig) -> Builder {
+        Builder { config, ..Builder::default() }
+    }
+}
+
+/// A route as the stack has it.
+fn route(to: Cidr, hop: NextHop) -> Route {
+    Route { dst: to.into(), via: hop.via, src: hop.src, mtu: hop.mtu }
 }
 
 /// The prefixes of everything.
@@ -592,6 +600,7 @@ fn device_failure(host: &crate::runtime::Host) -> Option<String> {
 }
 
 /// A failure is not an error: the stack works without a control socket.
+#[cfg(feature = "stat")]
 fn open_control(inner: &Arc<Inner>) {
     let observer = Observer(Arc::downgrade(inner));
     let control = Control::open(move || serde_json::to_string(&observer.stat()?.document()).ok());
@@ -599,6 +608,10 @@ fn open_control(inner: &Arc<Inner>) {
         *inner.control.lock().unwrap_or_else(PoisonError::into_inner) = Some(control);
     }
 }
+
+/// Without the document there is nothing to ask for.
+#[cfg(not(feature = "stat"))]
+fn open_control(_: &Arc<Inner>) {}
 
 fn program_name() -> String {
     let exe = std::env::current_exe().ok();

@@ -8,8 +8,9 @@ use fulmar_stack::socket::SocketError;
 use crate::api::error::to_io;
 use crate::api::inner::Inner;
 use crate::runtime::Account;
+#[cfg(feature = "stat")]
 use crate::stat::Document;
-pub use fulmar_stack::shard::SocketStat;
+use fulmar_stack::shard::SocketStat;
 
 /// A snapshot of a stack.
 #[derive(Clone, Debug)]
@@ -56,6 +57,7 @@ impl Stat {
     }
 
     /// The document that `fulmar stat` reads.
+    #[cfg(feature = "stat")]
     pub fn document(&self) -> Document {
         Document::from(self)
     }

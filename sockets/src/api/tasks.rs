@@ -112,11 +112,8 @@ impl TcpStream {
         Poll::Ready(Ok(n))
     }
 
-    /// Receives at most `max` bytes without a copy: see [`TcpStream::recv_owned`].
-    ///
-    /// # Errors
-    /// As there.
-    pub fn poll_recv_owned(&self, cx: &mut Context<'_>, max: usize) -> Poll<io::Result<Loan>> {
+    /// See [`ZeroCopy::poll_recv_owned`](crate::zero_copy::ZeroCopy::poll_recv_owned).
+    pub(crate) fn poll_lend(&self, cx: &mut Context<'_>, max: usize) -> Poll<io::Result<Loan>> {
         if max == 0 {
             return Poll::Ready(Ok(Loan::default()));
         }

@@ -9,9 +9,7 @@ use std::time::Duration;
 use crate::runtime::Limit;
 use fulmar_stack::shard::{SocketOptions, TcpEntry};
 use fulmar_stack::socket::{Ready, SocketError};
-use fulmar_stack::tcp::{CongestionControl, Keepalive, MtuProbing};
 
-use crate::api::TcpInfo;
 use crate::api::error::invalid;
 use crate::api::receive::RecvFlags;
 use crate::api::send::SendFlags;
@@ -19,6 +17,7 @@ use crate::api::socket::{
     Socket, check_timeout, each_address, explain_unreachable, stack_of, to_io,
 };
 use crate::api::stack::Stack;
+use crate::tcp::TcpInfo;
 
 /// A TCP connection.
 ///
@@ -27,7 +26,7 @@ use crate::api::stack::Stack;
 /// bytes are unread, the connection is reset instead, as on Linux (RFC 2525 section 2.17).
 ///
 /// A socket keeps its stack. If the last handle to the stack is gone, dropping the last socket ends the stack: **that
-/// drop waits** until what was accepted is acknowledged, for at most [`crate::api::Builder::exit_drain`] (5 s), of a
+/// drop waits** until what was accepted is acknowledged, for at most [`Builder::exit_drain`](crate::Builder::exit_drain) (5 s), of a
 /// non-blocking socket too. [`Stack::close`] does it at a time of the program's choice.
 pub struct TcpStream {
     pub(crate) socket: Arc<Socket>,
@@ -86,6 +85,7 @@ impl TcpStream {
 
     /// The name of the connection in its shard, for benches that drive the shard themselves.
     #[cfg(feature = "internals")]
+    #[doc(hidden)]
     pub fn slot_id(&self) -> fulmar_stack::base::SlotId {
         self.socket.id
     }
@@ -165,44 +165,6 @@ impl TcpStream {
         Ok(self.socket.linger())
     }
 
-    /// Sets for how long data may stay unacknowledged, or the peer's window closed, before the connection
-    /// fails with a time-out and is reset (TCP_USER_TIMEOUT). `None`, or zero: as configured
-    /// (`TcpConfig::user_timeout`), and a peer that answers probes of its closed window is waited for.
-    ///
-    /// # Errors
-    /// The socket is gone.
-    pub fn set_user_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
-        self.with_tcb(|t| t.tcb.set_user_timeout(timeout))
-    }
-
-    /// The value of [`TcpStream::set_user_timeout`].
-    ///
-    /// # Errors
-    /// The socket is gone.
-    pub fn user_timeout(&self) -> io::Result<Option<Duration>> {
-        self.with_tcb(|t| t.tcb.user_timeout())
-    }
-
-    /// Probes an idle peer (SO_KEEPALIVE with TCP_KEEPIDLE, TCP_KEEPINTVL and TCP_KEEPCNT); `None`, the default: no
-    /// probes. If the probes are not answered, the connection fails with `TimedOut`, waiting reads included, and is
-    /// reset. While data is queued or unacknowledged no probes are sent. A user time-out replaces the count of probes.
-    /// Zero is not an error, unlike on Linux: it counts as the minimum, one probe or `TcpConfig::min_rto`.
-    ///
-    /// # Errors
-    /// The socket is gone.
-    pub fn set_keepalive(&self, keepalive: Option<Keepalive>) -> io::Result<()> {
-        self.with_tcb(|t| t.tcb.set_keepalive(keepalive))
-    }
-
-    /// What [`TcpStream::set_keepalive`] set, or the listener's; times count as at least
-    /// `TcpConfig::min_rto`.
-    ///
-    /// # Errors
-    /// The socket is gone.
-    pub fn keepalive(&self) -> io::Result<Option<Keepalive>> {
-        self.with_tcb(|t| t.tcb.keepalive())
-    }
-
     /// Disables Nagle's algorithm (TCP_NODELAY): small segments are sent immediately.
     ///
     /// # Errors
@@ -219,51 +181,6 @@ impl TcpStream {
         self.with_tcb(|t| t.tcb.nodelay())
     }
 
-    /// Chooses the congestion control of this connection, at any time: the window stays. That of
-    /// every new connection is `TcpConfig::congestion`.
-    ///
-    /// # Errors
-    /// The socket is gone.
-    pub fn set_congestion(&self, which: CongestionControl) -> io::Result<()> {
-        self.with_tcb(|t| t.tcb.set_congestion(which))
-    }
-
-    /// The congestion control in effect.
-    ///
-    /// # Errors
-    /// The socket is gone.
-    pub fn congestion(&self) -> io::Result<CongestionControl> {
-        self.with_tcb(|t| t.tcb.congestion())
-    }
-
-    /// TCP_NOTSENT_LOWAT: writes wait, and the socket is not writable, while this number of bytes is written and not
-    /// yet sent, so that a program can still choose its next data. `None`, the default, or 0: the send buffer alone
-    /// limits. A write that begins below the mark may pass it.
-    ///
-    /// # Errors
-    /// The socket is gone.
-    pub fn set_notsent_low_water(&self, bytes: Option<u32>) -> io::Result<()> {
-        self.with_tcb(|t| t.tcb.set_notsent_low_water(bytes))
-    }
-
-    /// TCP_NOTSENT_LOWAT as set.
-    ///
-    /// # Errors
-    /// The socket is gone.
-    pub fn notsent_low_water(&self) -> io::Result<Option<u32>> {
-        self.with_tcb(|t| t.tcb.notsent_low_water())
-    }
-
-    /// TCP_MAXSEG: limits segments to this number of bytes, the options of the TCP header included. The peer's segments
-    /// are bounded by [`crate::api::SocketOptions::max_segment`].
-    ///
-    /// # Errors
-    /// The socket is gone; `InvalidInput` outside 88 to 32,767, as on Linux.
-    pub fn set_max_segment(&self, bytes: u16) -> io::Result<()> {
-        let bytes = valid_segment(bytes)?;
-        self.with_tcb(|t| t.tcb.set_max_segment(Some(bytes)))
-    }
-
     /// TCP_QUICKACK: acknowledges received data and the next segments at once, instead of up to 40 ms later. As on
     /// Linux this is not permanent.
     ///
@@ -271,50 +188,6 @@ impl TcpStream {
     /// The socket is gone.
     pub fn set_quickack(&self, on: bool) -> io::Result<()> {
         self.with_tcb(|t| t.tcb.set_quickack(on))
-    }
-
-    /// Whether the size of segments follows from what arrives, without ICMP (RFC 4821): never, after large
-    /// segments were lost silently, or from the start. That of every new connection is
-    /// `TcpConfig::mtu_probing`.
-    ///
-    /// # Errors
-    /// The socket is gone.
-    pub fn set_mtu_probing(&self, mode: MtuProbing) -> io::Result<()> {
-        self.with_tcb(|t| t.tcb.set_mtu_probing(mode))
-    }
-
-    /// When larger or smaller segments are tried without ICMP.
-    ///
-    /// # Errors
-    /// The socket is gone.
-    pub fn mtu_probing(&self) -> io::Result<MtuProbing> {
-        self.with_tcb(|t| t.tcb.mtu_probing())
-    }
-
-    /// Limits the rate of sending, bytes per second (`SO_MAX_PACING_RATE`): segments leave evenly, in
-    /// pieces of a millisecond, under any congestion control. `None`: no limit, the default. That of every
-    /// new connection is `TcpConfig::max_pacing_rate`.
-    ///
-    /// # Errors
-    /// The socket is gone.
-    pub fn set_max_pacing_rate(&self, limit: Option<u64>) -> io::Result<()> {
-        self.with_tcb(|t| t.tcb.set_max_pacing_rate(limit))
-    }
-
-    /// The limit of the rate of sending, bytes per second.
-    ///
-    /// # Errors
-    /// The socket is gone.
-    pub fn max_pacing_rate(&self) -> io::Result<Option<u64>> {
-        self.with_tcb(|t| t.tcb.max_pacing_rate())
-    }
-
-    /// TCP_CORK: delays partial segments until the option is cleared, or for 200 ms.
-    ///
-    /// # Errors
-    /// The socket is gone.
-    pub fn set_cork(&self, on: bool) -> io::Result<()> {
-        self.with_tcb(|t| t.tcb.set_cork(on))
     }
 
     /// Time to live (hop limit) of the packets.
@@ -334,55 +207,33 @@ impl TcpStream {
         self.with_tcb(|t| u32::from(t.ttl.unwrap_or(DEFAULT_TTL)))
     }
 
-    /// TOS (traffic class) of the packets, IP_TOS and IPV6_TCLASS: the DSCP in the upper six bits (RFC 2474), for
-    /// example `46 << 2` for expedited forwarding. The lower two bits, the ECN field, are the connection's: they are
-    /// ignored, as on Linux. [`crate::api::SocketOptions::tos`] sets it before the SYN.
+    /// The options in effect, those of the methods above among them.
     ///
     /// # Errors
     /// The socket is gone.
-    pub fn set_tos(&self, tos: u8) -> io::Result<()> {
-        self.with_tcb(|t| t.set_tos(tos))
+    pub fn options(&self) -> io::Result<SocketOptions> {
+        self.with_tcb(|t| t.options())
     }
 
-    /// TOS (traffic class) of the packets, without the ECN field.
+    /// Changes options: keepalive, congestion control, buffers, pacing and others. Options that are as before have no
+    /// effect, so that a program changes some of those in effect:
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use fulmar::{Keepalive, SocketOptions, TcpStream};
+    /// # fn watch(stream: &TcpStream) -> std::io::Result<()> {
+    /// let keepalive = Keepalive { idle: Duration::from_secs(60), ..Keepalive::default() };
+    /// stream.set_options(SocketOptions { keepalive: Some(keepalive), ..stream.options()? })?;
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
-    /// The socket is gone.
-    pub fn tos(&self) -> io::Result<u8> {
-        self.with_tcb(|t| t.tos())
-    }
-
-    /// Sets the size of the send buffer, 2 KiB to 16 MiB. Returns the size in effect, in bytes.
-    ///
-    /// # Errors
-    /// The socket is gone.
-    pub fn set_send_buffer(&self, bytes: usize) -> io::Result<usize> {
-        self.with_tcb(|t| t.tcb.set_send_buffer(bytes))
-    }
-
-    /// Sets the size of the receive buffer (the largest window), 2 KiB to 16 MiB. Returns the size in effect,
-    /// in bytes.
-    ///
-    /// # Errors
-    /// The socket is gone.
-    pub fn set_recv_buffer(&self, bytes: usize) -> io::Result<usize> {
-        self.with_tcb(|t| t.tcb.set_recv_buffer(bytes))
-    }
-
-    /// The size of the send buffer in bytes.
-    ///
-    /// # Errors
-    /// The socket is gone.
-    pub fn send_buffer(&self) -> io::Result<usize> {
-        self.with_tcb(|t| t.tcb.send_queue_ref().limit())
-    }
-
-    /// The size of the receive buffer in bytes.
-    ///
-    /// # Errors
-    /// The socket is gone.
-    pub fn recv_buffer(&self) -> io::Result<usize> {
-        self.with_tcb(|t| t.tcb.recv_buffer())
+    /// The socket is gone; `InvalidInput` for a time to live of 0, a segment outside 88 to 32,767 bytes, or a low-water
+    /// mark of 0.
+    pub fn set_options(&self, options: SocketOptions) -> io::Result<()> {
+        let options = valid_options(options)?;
+        self.with_tcb(|t| t.change_options(&options))
     }
 
     /// Takes the pending error (SO_ERROR).
@@ -427,6 +278,10 @@ pub(crate) fn valid_segment(bytes: u16) -> io::Result<u16> {
 pub(crate) fn valid_options(options: SocketOptions) -> io::Result<SocketOptions> {
     options.ttl.map(|ttl| valid_ttl(ttl.into())).transpose()?;
     options.max_segment.map(valid_segment).transpose()?;
+    if options.recv_low_water == Some(0) {
+        let why = "a low-water mark of 0 bytes would make a socket without data readable";
+        return Err(invalid(why));
+    }
     Ok(options)
 }
 

@@ -29,7 +29,7 @@ impl UdpSocket {
     ///
     /// # Errors
     /// `AddrInUse`, `AddrNotAvailable`; `NetworkDown` if the device is gone for good, as one of
-    /// [`crate::api::devices::link_pair`] is after the stack on the other.
+    /// [`devices::link_pair`](crate::devices::link_pair) is after the stack on the other.
     pub fn bind(stack: &Stack, addr: impl ToSocketAddrs) -> io::Result<UdpSocket> {
         UdpSocket::bind_with(stack, addr, BindOptions::default())
     }
@@ -293,7 +293,7 @@ impl UdpSocket {
         self.with_udp(|u| u.mtu_discovery)
     }
 
-    /// UDP_GRO: receives the datagrams of a super-frame as one message; [`crate::api::RecvMessage::segment_bytes`] is the
+    /// UDP_GRO: receives the datagrams of a super-frame as one message; [`RecvMessage::segment_bytes`](crate::udp::RecvMessage::segment_bytes) is the
     /// size of each. The receive queue needs several times 64 KiB ([`UdpSocket::set_recv_buffer`]), and so do the
     /// buffers of [`UdpSocket::recv_many`]. Default off.
     ///

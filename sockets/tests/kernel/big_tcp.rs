@@ -5,8 +5,9 @@ use std::net;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use fulmar::base::{Counter, DropReason};
-use fulmar::{RecvBuf, Stack, TcpListener, TcpStream, devices};
+use fulmar::stat::{Counter, DropReason};
+use fulmar::zero_copy::{RecvBuf, ZeroCopy};
+use fulmar::{Stack, TcpListener, TcpStream, devices};
 
 use crate::namespace::ip;
 use crate::{KERNEL6, OURS6, in_namespace, stack_on};

@@ -4,8 +4,9 @@ use fulmar_stack::base::Duration;
 use std::net;
 use std::thread;
 
-use fulmar::devices::impair::{Aqm, Impairments};
-use fulmar::{EcnPolicy, TcpConfig, TcpListener, TcpStream};
+use fulmar::devices::{Aqm, Impairments};
+use fulmar::tcp::{EcnPolicy, TcpConfig};
+use fulmar::{TcpListener, TcpStream};
 use fulmar_stack::base::Counter;
 
 use crate::tcp::exchange;

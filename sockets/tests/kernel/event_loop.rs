@@ -4,8 +4,9 @@ use std::io::{Read, Write};
 use std::net;
 use std::time::Duration;
 
-use fulmar::base::Counter;
-use fulmar::{Device, PollSet, Ready, Stack, TcpListener, TcpStream, devices};
+use fulmar::device::Device;
+use fulmar::stat::Counter;
+use fulmar::{PollSet, Ready, Stack, TcpListener, TcpStream, devices};
 
 use crate::namespace::ip;
 use crate::support::tasks::a_loop_serves;

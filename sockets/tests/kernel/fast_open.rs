@@ -5,8 +5,9 @@ use std::net;
 use std::os::fd::AsRawFd;
 use std::thread;
 
-use fulmar::devices::impair::Impairments;
-use fulmar::{ConnectOptions, FastOpenOptions, ListenOptions, TcpConfig, TcpListener, TcpStream};
+use fulmar::devices::Impairments;
+use fulmar::tcp::{FastOpenOptions, TcpConfig};
+use fulmar::{ConnectOptions, ListenOptions, TcpListener, TcpStream};
 use fulmar_stack::base::Counter;
 
 use crate::sys::set_int;

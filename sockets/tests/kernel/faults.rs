@@ -3,7 +3,7 @@
 use std::net;
 
 use fulmar::TcpStream;
-use fulmar::devices::impair::Impairments;
+use fulmar::devices::Impairments;
 
 use crate::support::buffers_come_home_but;
 use crate::tcp::exchange;

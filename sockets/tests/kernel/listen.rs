@@ -3,8 +3,9 @@
 use std::net;
 use std::thread;
 
-use fulmar::base::Counter;
-use fulmar::{ListenOptions, SynCookies, TcpListener};
+use fulmar::stat::Counter;
+use fulmar::tcp::SynCookies;
+use fulmar::{ListenOptions, TcpListener};
 
 use crate::in_namespace;
 use crate::support::buffers_come_home_but;

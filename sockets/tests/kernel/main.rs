@@ -29,8 +29,10 @@ mod tcp;
 mod tun;
 mod udp;
 
-use fulmar::devices::{self, impair::Impairments};
-use fulmar::{Device, Stack, TcpConfig};
+use fulmar::Stack;
+use fulmar::device::Device;
+use fulmar::devices::{self, Impairments};
+use fulmar::tcp::TcpConfig;
 
 use namespace::ip;
 

@@ -6,8 +6,9 @@ use std::net;
 use std::sync::{Arc, Barrier};
 use std::thread::JoinHandle;
 
-use fulmar::base::Counter;
-use fulmar::{RecvBuf, RecvCompletion, Stack, TcpListener, TcpStream, devices};
+use fulmar::stat::Counter;
+use fulmar::zero_copy::{RecvBuf, RecvCompletion, ZeroCopy};
+use fulmar::{Stack, TcpListener, TcpStream, devices};
 
 use crate::namespace::ip;
 use crate::support::buffers_come_home_but;

@@ -5,10 +5,11 @@ use std::io::{Read, Write};
 use std::net;
 use std::thread;
 
-use fulmar::base::Counter;
+use fulmar::device::Device;
 use fulmar::devices;
-use fulmar::devices::tap_device::{Tap, TapConfig};
-use fulmar::{Device, Stack, TcpListener, TcpStream, UdpSocket};
+use fulmar::devices::{Tap, TapConfig};
+use fulmar::stat::Counter;
+use fulmar::{Stack, TcpListener, TcpStream, UdpSocket};
 
 use crate::namespace::ip;
 use crate::support::{PATIENCE, pattern};

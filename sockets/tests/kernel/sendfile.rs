@@ -5,7 +5,8 @@ use std::net;
 use std::thread;
 
 use fulmar::TcpStream;
-use fulmar::base::Counter;
+use fulmar::stat::Counter;
+use fulmar::zero_copy::ZeroCopy;
 
 use crate::support::file::{evict, file_of};
 use crate::support::{buffers_come_home_but, pattern};

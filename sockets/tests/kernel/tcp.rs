@@ -5,11 +5,11 @@ use std::net::{self, Shutdown};
 use std::thread;
 use std::time::Duration;
 
-use fulmar::base::Counter;
+use fulmar::stat::Counter;
 use fulmar::{Keepalive, TcpListener, TcpStream};
 
 use crate::namespace::{command, ip};
-use crate::support::{buffers_come_home_but, eventually, pattern};
+use crate::support::{buffers_come_home_but, change, eventually, pattern};
 use crate::{KERNEL, KERNEL6, OURS, OURS6, POSTED, in_namespace, stack, sys};
 
 const LEN: usize = 8 << 20;
@@ -237,7 +237,7 @@ fn a_kernel_peer_answers_keepalive_probes() {
         let mut c = TcpStream::connect(&stack, (KERNEL, 80)).unwrap();
         let (mut s, _) = listener.accept().unwrap();
         let keepalive = Keepalive { idle: Duration::ZERO, interval: Duration::ZERO, count: 3 };
-        c.set_keepalive(Some(keepalive)).unwrap();
+        change(&c, |o| o.keepalive = Some(keepalive));
         eventually("more probes than may go unanswered", || {
             stack.stat().unwrap().count(Counter::TcpKeepaliveProbes) > 5
         });

@@ -6,8 +6,9 @@ use std::os::fd::OwnedFd;
 use std::thread;
 use std::time::Duration;
 
-use fulmar::base::{Counter, DropReason};
-use fulmar::{Device, Stack, TcpListener, TcpStream, UdpSocket, devices};
+use fulmar::device::Device;
+use fulmar::stat::{Counter, DropReason};
+use fulmar::{Stack, TcpListener, TcpStream, UdpSocket, devices};
 
 use crate::namespace::ip;
 use crate::support::{buffers_come_home_but, pattern};

@@ -4,7 +4,8 @@ use std::io::{ErrorKind, IoSliceMut};
 use std::net;
 use std::os::fd::AsRawFd;
 
-use fulmar::{RecvMessage, SendMessage, UdpSocket};
+use fulmar::UdpSocket;
+use fulmar::udp::{RecvMessage, SendMessage};
 use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg};
 
 use crate::support::{PATIENCE, pattern};

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use fulmar::devices::{self, PacketReceiver, PacketSender};
-use fulmar::{ListenOptions, Route, SetupError, Stack, TcpListener, TcpStream, UdpSocket};
+use fulmar::{ListenOptions, SetupError, Stack, TcpListener, TcpStream, UdpSocket};
 use proptest::prelude::*;
 
 use crate::support::{A, B, eventually, stack, within};
@@ -174,8 +174,10 @@ fn a_stack_for_every_address_needs_none_of_its_own() {
         let (device, to_b, from_b) = devices::channel(1500).unwrap();
         let all = Stack::builder().device(device).any_ip(true).build().unwrap();
         let (a, to_a, from_a) = channel(1, 1500);
-        a.add_route(Route::default_via(B.parse().unwrap())).unwrap();
-        a.add_route(Route::default_via("fd01::2".parse().unwrap())).unwrap();
+        for (all, via) in [("0.0.0.0/0", B), ("::/0", "fd01::2")] {
+            let via: std::net::IpAddr = via.parse().unwrap();
+            a.add_route(all.parse().unwrap(), via).unwrap();
+        }
         carry(from_a, to_b, |_| ());
         carry(from_b, to_a, |_| ());
         let options = ListenOptions { any_port: true, ..ListenOptions::default() };

@@ -5,7 +5,8 @@ use std::net::SocketAddr;
 use std::thread;
 use std::time::Duration;
 
-use fulmar::{MtuDiscovery, RecvMessage, SendMessage, UdpSocket};
+use fulmar::UdpSocket;
+use fulmar::udp::{MtuDiscovery, RecvMessage, SendMessage};
 
 use crate::support::{
     A, B, B6, PATIENCE, acquainted_stacks, buffers_come_home, eventually, pattern, within,

@@ -6,7 +6,8 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use fulmar::base::Counter;
+use fulmar::stat::Counter;
+use fulmar::zero_copy::ZeroCopy;
 use fulmar::{Ready, Stack, TcpListener, TcpStream, UdpSocket};
 
 use crate::support::pipe::{Pipe, Plug};

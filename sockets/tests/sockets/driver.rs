@@ -9,9 +9,10 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use fulmar::base::Counter;
-use fulmar::devices::shm_device::{Shm, ShmConfig};
-use fulmar::{Driver, SendMessage, TcpListener, TcpStream, UdpSocket, devices};
+use fulmar::devices::{Shm, ShmConfig};
+use fulmar::stat::Counter;
+use fulmar::udp::SendMessage;
+use fulmar::{Driver, TcpListener, TcpStream, UdpSocket, devices};
 
 use crate::support::faulty::{Call, Faulty, quiet};
 use crate::support::pipe::Pipe;
@@ -49,8 +50,8 @@ fn tasks_of_one_thread_talk_over_two_stacks() {
 
 #[test]
 fn a_loop_serves_over_each_device_that_needs_no_kernel() {
-    type Pair = [Box<dyn fulmar::Device>; 2];
-    fn both<D: fulmar::Device + 'static>((a, b): (D, D)) -> Pair {
+    type Pair = [Box<dyn fulmar::device::Device>; 2];
+    fn both<D: fulmar::device::Device + 'static>((a, b): (D, D)) -> Pair {
         [Box::new(a), Box::new(b)]
     }
     let link = || -> Pair { devices::link_pair().unwrap().into() };

@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::thread;
 use std::time::Duration;
 
-use fulmar::devices::impair::Impairments;
+use fulmar::devices::Impairments;
 use fulmar::{Stack, TcpListener, TcpStream, UdpSocket};
 
 use crate::support::pipe::Pipe;

@@ -4,10 +4,12 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr};
 use std::thread;
 
+use fulmar::icmp::{EchoSocket, IcmpError};
+use fulmar::tcp::ConditionalAccept;
+use fulmar::udp::{RecvMessage, SendMessage};
 use fulmar::{
-    ConditionalAccept, ConnectOptions, EchoSocket, IcmpError, ListenOptions, PendingConnection,
-    Ready, RecvMessage, SendMessage, SocketOptions, Stack, TcpListener, TcpStream, UdpBindOptions,
-    UdpSocket, devices,
+    ConnectOptions, ListenOptions, PendingConnection, Ready, SocketOptions, Stack, TcpListener,
+    TcpStream, UdpBindOptions, UdpSocket, devices,
 };
 
 use crate::support::{A, B, PATIENCE, buffers_come_home, eventually, meet, stack, within};

@@ -2,7 +2,7 @@
 
 use std::io::{Read, Write};
 
-use fulmar::ledger::Stage;
+use fulmar::stat::ledger::Stage;
 
 use crate::support::{connection, pattern, stacks, stacks_with, within};
 
@@ -19,7 +19,8 @@ fn a_stack_that_keeps_an_account_says_what_its_stages_cost() {
             assert_eq!(room, chunk);
         }
         let sent = a.account().unwrap().expect("an account");
-        let passed = |l: &fulmar::ledger::Account, stage| l.stages.iter().any(|c| c.stage == stage);
+        let passed =
+            |l: &fulmar::stat::ledger::Account, stage| l.stages.iter().any(|c| c.stage == stage);
         use Stage as S;
         for stage in [
             S::Locked,

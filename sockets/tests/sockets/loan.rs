@@ -4,8 +4,9 @@ use std::io::{ErrorKind, Read, Write};
 use std::thread;
 use std::time::Duration;
 
-use fulmar::base::DropReason;
-use fulmar::{Loan, TcpStream, UdpSocket};
+use fulmar::stat::DropReason;
+use fulmar::zero_copy::{Loan, ZeroCopy};
+use fulmar::{TcpStream, UdpSocket};
 
 use crate::support::{
     B, acquainted_stacks, buffers_come_home, connection, eventually, fill, pattern, stacks, within,

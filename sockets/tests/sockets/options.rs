@@ -5,15 +5,16 @@ use std::net::SocketAddr;
 use std::thread;
 use std::time::Duration;
 
-use fulmar::base::Counter;
+use fulmar::stat::Counter;
+use fulmar::tcp::MtuProbing;
 use fulmar::{
-    CongestionControl, ConnectOptions, Keepalive, ListenOptions, MtuProbing, SocketOptions,
-    TcpListener, TcpStream, devices,
+    CongestionControl, ConnectOptions, Keepalive, ListenOptions, SocketOptions, TcpListener,
+    TcpStream, devices,
 };
 
 use crate::support::{
-    A, B, B6, buffers_come_home, connection, pattern, stack, stacks, stacks_without_timeouts,
-    within,
+    A, B, B6, buffers_come_home, change, connection, pattern, stack, stacks,
+    stacks_without_timeouts, within,
 };
 
 #[test]
@@ -38,9 +39,9 @@ fn congestion_control_can_be_chosen_before_and_after_connecting() {
     within(|| {
         let (a, b) = stacks();
         let (c, _s) = connection(&a, &b, 80);
-        assert_eq!(c.congestion().unwrap(), CongestionControl::Cubic);
-        c.set_congestion(CongestionControl::NewReno).unwrap();
-        assert_eq!(c.congestion().unwrap(), CongestionControl::NewReno);
+        assert_eq!(c.options().unwrap().congestion, Some(CongestionControl::Cubic));
+        change(&c, |o| o.congestion = Some(CongestionControl::NewReno));
+        assert_eq!(c.options().unwrap().congestion, Some(CongestionControl::NewReno));
         let socket = SocketOptions {
             congestion: Some(CongestionControl::NewReno),
             max_pacing_rate: Some(1_000_000),
@@ -49,11 +50,11 @@ fn congestion_control_can_be_chosen_before_and_after_connecting() {
         };
         let options = ConnectOptions { socket, ..ConnectOptions::default() };
         let c = TcpStream::connect_nonblocking(&a, &c.peer_addr().unwrap(), &options).unwrap();
-        assert_eq!(c.congestion().unwrap(), CongestionControl::NewReno);
-        assert_eq!(c.max_pacing_rate().unwrap(), Some(1_000_000));
-        assert_eq!(c.mtu_probing().unwrap(), MtuProbing::Always);
-        c.set_mtu_probing(MtuProbing::Off).unwrap();
-        assert_eq!(c.mtu_probing().unwrap(), MtuProbing::Off);
+        assert_eq!(c.options().unwrap().congestion, Some(CongestionControl::NewReno));
+        assert_eq!(c.options().unwrap().max_pacing_rate, Some(1_000_000));
+        assert_eq!(c.options().unwrap().mtu_probing, Some(MtuProbing::Always));
+        change(&c, |o| o.mtu_probing = Some(MtuProbing::Off));
+        assert_eq!(c.options().unwrap().mtu_probing, Some(MtuProbing::Off));
     });
 }
 
@@ -63,9 +64,9 @@ fn a_limit_of_the_rate_holds_whatever_the_congestion_control() {
         let (a, b) = stacks();
         for (port, congestion) in (80..).zip(CongestionControl::ALL) {
             let (mut c, mut s) = connection(&a, &b, port);
-            c.set_congestion(*congestion).unwrap();
-            c.set_max_pacing_rate(Some(2_000_000)).unwrap();
-            assert_eq!(c.max_pacing_rate().unwrap(), Some(2_000_000));
+            change(&c, |o| o.congestion = Some(*congestion));
+            change(&c, |o| o.max_pacing_rate = Some(2_000_000));
+            assert_eq!(c.options().unwrap().max_pacing_rate, Some(2_000_000));
             let began = std::time::Instant::now();
             let writer = thread::spawn(move || {
                 c.write_all(&[7; 200_000]).unwrap();
@@ -86,10 +87,10 @@ fn a_cork_holds_small_writes_back_until_it_is_pulled() {
     within(|| {
         let (a, b) = stacks_without_timeouts();
         let (mut c, mut s) = connection(&a, &b, 80);
-        c.set_cork(true).unwrap();
+        change(&c, |o| o.cork = true);
         let before = a.stat().unwrap().count(Counter::TcpSegmentsOut);
         (0..20).for_each(|i| c.write_all(&[i]).unwrap());
-        c.set_cork(false).unwrap();
+        change(&c, |o| o.cork = false);
         s.read_exact(&mut [0; 20]).unwrap();
         assert_eq!(a.stat().unwrap().count(Counter::TcpSegmentsOut) - before, 1);
     });
@@ -101,9 +102,9 @@ fn a_writer_waits_while_more_than_the_low_water_mark_is_unsent() {
         let (a, b) = stacks();
         let (mut c, mut s) = connection(&a, &b, 80);
         // The reader's window is 2 KiB: what is beyond it stays unsent.
-        s.set_recv_buffer(2048).unwrap();
-        c.set_notsent_low_water(Some(16 << 10)).unwrap();
-        assert_eq!(c.notsent_low_water().unwrap(), Some(16 << 10));
+        change(&s, |o| o.recv_buffer = Some(2048));
+        change(&c, |o| o.notsent_low_water = Some(16 << 10));
+        assert_eq!(c.options().unwrap().notsent_low_water, Some(16 << 10));
         const TOTAL: usize = 8 << 20;
         let reader = thread::spawn(move || {
             let mut all = Vec::new();
@@ -137,8 +138,8 @@ fn a_blocking_writer_is_woken_when_unsent_bytes_have_gone() {
     within(|| {
         let (a, b) = stacks();
         let (mut c, mut s) = connection(&a, &b, 80);
-        s.set_recv_buffer(2048).unwrap();
-        c.set_notsent_low_water(Some(1)).unwrap();
+        change(&s, |o| o.recv_buffer = Some(2048));
+        change(&c, |o| o.notsent_low_water = Some(1));
         let reader = thread::spawn(move || {
             let mut all = Vec::new();
             s.read_to_end(&mut all).unwrap();
@@ -160,17 +161,17 @@ fn a_writer_that_waits_is_woken_when_the_low_water_mark_goes() {
         let (a, b) = stacks();
         let (mut c, s) = connection(&a, &b, 80);
         // The peer does not read: the window fills, and the rest stays unsent.
-        s.set_recv_buffer(2048).unwrap();
+        change(&s, |o| o.recv_buffer = Some(2048));
         c.set_nonblocking(true).unwrap();
-        c.set_notsent_low_water(Some(1000)).unwrap();
+        change(&c, |o| o.notsent_low_water = Some(1000));
         while c.write(&[1; 4096]).is_ok() {}
         c.set_nonblocking(false).unwrap();
         let other = c.try_clone().unwrap();
         let writer = thread::spawn(move || c.write(&[2; 100]).unwrap());
         thread::sleep(Duration::from_millis(20));
-        other.set_notsent_low_water(Some(0)).unwrap();
+        change(&other, |o| o.notsent_low_water = Some(0));
         assert_eq!(writer.join().unwrap(), 100);
-        assert_eq!(other.notsent_low_water().unwrap(), None);
+        assert_eq!(other.options().unwrap().notsent_low_water, None);
     });
 }
 
@@ -184,7 +185,8 @@ fn segments_are_no_larger_than_either_end_asked_for() {
         let c =
             TcpStream::connect_nonblocking(&a, &listener.local_addr().unwrap(), &options).unwrap();
         let (s, _) = listener.accept().unwrap();
-        assert_eq!(c.set_max_segment(87).unwrap_err().kind(), ErrorKind::InvalidInput);
+        let bad = SocketOptions { max_segment: Some(87), ..c.options().unwrap() };
+        assert_eq!(c.set_options(bad).unwrap_err().kind(), ErrorKind::InvalidInput);
         // Timestamps take twelve bytes of each segment.
         let mss = [&c, &s].map(|end| end.info().unwrap().mss_bytes);
         assert!(mss.iter().all(|mss| [488, 500].contains(mss)), "{mss:?}");
@@ -210,13 +212,13 @@ fn options_of_a_listener_and_of_a_connect_hold_from_the_handshake_on() {
         let c =
             TcpStream::connect_nonblocking(&a, &listener.local_addr().unwrap(), &options).unwrap();
         let (s, _) = listener.accept().unwrap();
-        assert_eq!((c.tos().unwrap(), s.tos().unwrap()), (tos, tos));
-        assert_eq!(s.congestion().unwrap(), CongestionControl::Bbr);
-        assert_eq!(s.max_pacing_rate().unwrap(), Some(1 << 20));
+        assert_eq!((c.options().unwrap().tos, s.options().unwrap().tos), (tos, tos));
+        assert_eq!(s.options().unwrap().congestion, Some(CongestionControl::Bbr));
+        assert_eq!(s.options().unwrap().max_pacing_rate, Some(1 << 20));
         assert_eq!(s.info().unwrap().mss_bytes, 588);
         // The ECN field is not the user's.
-        c.set_tos(0xff).unwrap();
-        assert_eq!(c.tos().unwrap(), 0xfc);
+        change(&c, |o| o.tos = 0xff);
+        assert_eq!(c.options().unwrap().tos, 0xfc);
         let bad = SocketOptions { max_segment: Some(87), ..SocketOptions::default() };
         assert_eq!(listener.set_options(bad).unwrap_err().kind(), ErrorKind::InvalidInput);
     });
@@ -227,13 +229,21 @@ fn buffers_can_be_set_and_bound_what_is_accepted() {
     within(|| {
         let (a, b) = stacks();
         let (mut c, mut s) = connection(&a, &b, 80);
-        assert_eq!(c.set_send_buffer(64 << 10).unwrap(), 64 << 10);
-        assert_eq!(c.send_buffer().unwrap(), 64 << 10);
-        assert_eq!(c.recv_buffer().unwrap(), 1 << 20);
-        assert_eq!(c.set_recv_buffer(3 << 20).unwrap(), c.recv_buffer().unwrap());
-        assert_eq!(c.set_send_buffer(1).unwrap(), 2048);
-        assert_eq!(c.set_send_buffer(1 << 30).unwrap(), 16 << 20);
-        c.set_send_buffer(64 << 10).unwrap();
+        let tuned = c.options().unwrap();
+        assert_eq!((tuned.send_buffer, tuned.recv_buffer), (None, None));
+        assert_eq!(c.info().unwrap().recv_buffer_bytes, 1 << 20);
+        // What is set again as it was stays tuned.
+        c.set_options(SocketOptions { cork: true, ..tuned }).unwrap();
+        assert_eq!(c.options().unwrap(), SocketOptions { cork: true, ..tuned });
+        change(&c, |o| o.cork = false);
+        change(&c, |o| o.recv_buffer = Some(3 << 20));
+        assert_eq!(c.info().unwrap().recv_buffer_bytes, 3 << 20);
+        for (asked, given) in [(64 << 10, 64 << 10), (1, 2048), (1 << 30, 16 << 20)] {
+            change(&c, |o| o.send_buffer = Some(asked));
+            assert_eq!(c.options().unwrap().send_buffer, Some(given));
+            assert_eq!(c.info().unwrap().send_buffer_bytes, given);
+        }
+        change(&c, |o| o.send_buffer = Some(64 << 10));
         c.set_nonblocking(true).unwrap();
         let accepted = {
             let mut n = 0;
@@ -255,8 +265,8 @@ fn tiny_buffers_move_large_streams() {
     within(|| {
         let (a, b) = stacks();
         let (mut c, mut s) = connection(&a, &b, 80);
-        c.set_send_buffer(2048).unwrap();
-        s.set_recv_buffer(2048).unwrap();
+        change(&c, |o| o.send_buffer = Some(2048));
+        change(&s, |o| o.recv_buffer = Some(2048));
         let all = pattern(0, 1 << 20);
         let expected = all.clone();
         let writer = thread::spawn(move || c.write_all(&all).unwrap());
@@ -432,11 +442,17 @@ fn keepalive_and_user_time_out_are_inherited_from_the_listener_and_can_be_change
         let listener = TcpListener::bind_with(&b, (B, 80), options).unwrap();
         let c = TcpStream::connect(&a, (B, 80)).unwrap();
         let (s, _) = listener.accept().unwrap();
-        assert_eq!((s.keepalive().unwrap(), s.user_timeout().unwrap()), (keepalive, user_timeout));
-        assert_eq!((c.keepalive().unwrap(), c.user_timeout().unwrap()), (None, None));
-        s.set_keepalive(None).unwrap();
-        assert_eq!(s.keepalive().unwrap(), None);
-        c.set_keepalive(keepalive).unwrap();
-        assert_eq!(c.keepalive().unwrap(), keepalive);
+        assert_eq!(
+            (s.options().unwrap().keepalive, s.options().unwrap().user_timeout),
+            (keepalive, user_timeout)
+        );
+        assert_eq!(
+            (c.options().unwrap().keepalive, c.options().unwrap().user_timeout),
+            (None, None)
+        );
+        change(&s, |o| o.keepalive = None);
+        assert_eq!(s.options().unwrap().keepalive, None);
+        change(&c, |o| o.keepalive = keepalive);
+        assert_eq!(c.options().unwrap().keepalive, keepalive);
     });
 }

@@ -11,14 +11,14 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use fulmar::{
-    Device, Event, Loan, ModerationConfig, OwnedBytes, Ready, RecvBuf, Stack, TcpListener,
-    TcpStream, UdpSocket, devices,
-};
+use fulmar::config::ModerationConfig;
+use fulmar::device::Device;
+use fulmar::zero_copy::{Loan, OwnedBytes, RecvBuf, ZeroCopy};
+use fulmar::{Event, Ready, Stack, TcpListener, TcpStream, UdpSocket, devices};
 
 use crate::support::faulty::{Bug, CALLS, Call, Faulty, quiet};
 use crate::support::pipe::Pipe;
-use crate::support::{A, B, PATIENCE, connection, eventually, pattern, stack, within};
+use crate::support::{A, B, PATIENCE, change, connection, eventually, pattern, stack, within};
 
 fn is_down<T>(r: io::Result<T>) {
     assert_eq!(r.err().and_then(|e| e.raw_os_error()), Some(libc::ENETDOWN));
@@ -270,8 +270,8 @@ fn futures_end_and_memory_that_was_given_away_comes_back() {
         let (a, b, bug) = stacks(linked(), ModerationConfig::ADAPTIVE);
         let (c, s) = connection(&a, &b, 80);
         // More than the peer takes in, so that some of it is never acknowledged.
-        s.set_recv_buffer(64 << 10).unwrap();
-        c.set_send_buffer(4 << 20).unwrap();
+        change(&s, |o| o.recv_buffer = Some(64 << 10));
+        change(&c, |o| o.send_buffer = Some(4 << 20));
         let memory: Arc<Vec<u8>> = Arc::new(pattern(0, 2 << 20));
         let sent = c.send_owned(OwnedBytes::from_owner(Owned(Arc::clone(&memory)))).unwrap();
         let received = c.recv_posted(RecvBuf::with_capacity(100_000)).unwrap();

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use fulmar::base::Counter;
+use fulmar::stat::Counter;
 use fulmar::{Event, PollSet, Ready, Stack, TcpListener, TcpStream, UdpSocket};
 
 use crate::support::{B, PATIENCE, connection, eventually, stacks, within};
@@ -466,9 +466,9 @@ fn a_turn_that_waits_for_the_answer_itself_gets_it() {
 fn flags_are_written_by_their_names_and_messages_without_their_bytes() {
     let ready = Ready::READABLE | Ready::PEER_CLOSED;
     assert_eq!(format!("{ready:?} {:?}", Ready::NONE), "READABLE | PEER_CLOSED NONE");
-    let flags = fulmar::SendFlags::MORE | fulmar::SendFlags::DONT_WAIT;
-    assert_eq!(format!("{flags:?} {:?}", fulmar::RecvFlags::PEEK), "MORE | DONT_WAIT PEEK");
+    let flags = fulmar::tcp::SendFlags::MORE | fulmar::tcp::SendFlags::DONT_WAIT;
+    assert_eq!(format!("{flags:?} {:?}", fulmar::tcp::RecvFlags::PEEK), "MORE | DONT_WAIT PEEK");
     let mut buffer = [7; 1500];
-    let message = format!("{:?}", fulmar::RecvMessage::new(&mut buffer));
+    let message = format!("{:?}", fulmar::udp::RecvMessage::new(&mut buffer));
     assert!(message.contains("buffer_bytes: 1500") && !message.contains("7, 7"), "{message}");
 }

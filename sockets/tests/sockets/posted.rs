@@ -8,8 +8,9 @@ use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::Duration;
 
-use fulmar::base::Counter;
-use fulmar::{Ready, RecvBuf, RecvRule, TcpStream};
+use fulmar::stat::Counter;
+use fulmar::zero_copy::{RecvBuf, RecvRule, ZeroCopy};
+use fulmar::{Ready, TcpStream};
 
 use crate::support::{buffers_come_home, connection, eventually, pattern, stacks, within};
 

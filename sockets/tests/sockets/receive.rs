@@ -4,10 +4,12 @@ use std::io::{ErrorKind, IoSliceMut, Read, Write};
 use std::thread;
 use std::time::Duration;
 
-use fulmar::base::Counter;
-use fulmar::{Ready, RecvFlags, TcpStream};
+use fulmar::stat::Counter;
+use fulmar::tcp::RecvFlags;
+use fulmar::zero_copy::ZeroCopy;
+use fulmar::{Ready, SocketOptions, TcpStream};
 
-use crate::support::{buffers_come_home, connection, eventually, pattern, stacks, within};
+use crate::support::{buffers_come_home, change, connection, eventually, pattern, stacks, within};
 
 const ALL: RecvFlags = RecvFlags::WAIT_ALL;
 const PEEK: RecvFlags = RecvFlags::PEEK;
@@ -139,9 +141,10 @@ fn the_low_water_mark_decides_what_is_readable() {
     within(|| {
         let (a, b) = stacks();
         let (mut c, s) = connection(&a, &b, 80);
-        assert_eq!(s.recv_low_water().unwrap(), 1);
-        assert_eq!(s.set_recv_low_water(0).unwrap_err().kind(), ErrorKind::InvalidInput);
-        s.set_recv_low_water(1000).unwrap();
+        assert_eq!(s.options().unwrap().recv_low_water, Some(1));
+        let bad = SocketOptions { recv_low_water: Some(0), ..s.options().unwrap() };
+        assert_eq!(s.set_options(bad).unwrap_err().kind(), ErrorKind::InvalidInput);
+        change(&s, |o| o.recv_low_water = Some(1000));
         let set = b.poll_set().unwrap();
         set.add(&s, 0, Ready::READABLE).unwrap();
         let mut events = Vec::new();
@@ -180,9 +183,9 @@ fn a_low_water_mark_beyond_the_buffer_does_not_hang_a_reader() {
     within(|| {
         let (a, b) = stacks();
         let (c, mut s) = connection(&a, &b, 80);
-        s.set_recv_low_water(usize::MAX).unwrap();
-        let half = s.recv_buffer().unwrap() / 2;
-        assert_eq!(s.recv_low_water().unwrap(), half);
+        change(&s, |o| o.recv_low_water = Some(usize::MAX));
+        let half = s.info().unwrap().recv_buffer_bytes / 2;
+        assert_eq!(s.options().unwrap().recv_low_water, Some(half));
         crate::support::fill(&c);
         let mut buf = vec![0; 4 << 20];
         let n = s.read(&mut buf).unwrap();

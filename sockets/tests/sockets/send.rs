@@ -4,15 +4,17 @@ use std::io::{ErrorKind, IoSlice, Read, Write};
 use std::task::Poll;
 use std::thread;
 
-use fulmar::base::Counter;
+use fulmar::device::{Chain, Purpose};
 use fulmar::internals::runtime::WatchedShard;
 use fulmar::internals::socket::SocketError;
-use fulmar::mbuf::{Chain, Purpose};
-use fulmar::{SendFlags, Stack, TcpStream};
+use fulmar::stat::Counter;
+use fulmar::tcp::SendFlags;
+use fulmar::zero_copy::ZeroCopy;
+use fulmar::{Stack, TcpStream};
 use fulmar_stack::shard::MoreData;
 
 use crate::support::{
-    buffers_come_home, connection, eventually, fill, pattern, stacks, stacks_with,
+    buffers_come_home, change, connection, eventually, fill, pattern, stacks, stacks_with,
     stacks_without_timeouts, within,
 };
 
@@ -77,14 +79,14 @@ fn small_writes_behind_each_other_share_their_buffers() {
     within(|| {
         let (a, b) = stacks_without_timeouts();
         let (mut c, mut s) = connection(&a, &b, 80);
-        c.set_cork(true).unwrap();
+        change(&c, |o| o.cork = true);
         let [mbufs] = counted(&a, [Counter::SendMbufs], || {
             for i in 0..100u8 {
                 c.write_all(&[i; 10]).unwrap();
             }
         });
         assert!(mbufs <= 10, "{mbufs} mbufs for 1000 bytes");
-        c.set_cork(false).unwrap();
+        change(&c, |o| o.cork = false);
         let got = read_exactly(&mut s, 1000);
         assert!(got.chunks(10).zip(0..).all(|(ten, i)| ten == [i; 10]));
     });
@@ -111,12 +113,12 @@ fn a_record_ends_its_segment() {
     within(|| {
         let (a, b) = stacks_without_timeouts();
         let (c, mut s) = connection(&a, &b, 80);
-        c.set_cork(true).unwrap();
+        change(&c, |o| o.cork = true);
         let [segments] = counted(&a, [Counter::TcpSegmentsOut], || {
             for part in [&b"one "[..], b"two ", b"three"] {
                 c.send_with(&[IoSlice::new(part)], SendFlags::END_OF_RECORD).unwrap();
             }
-            c.set_cork(false).unwrap();
+            change(&c, |o| o.cork = false);
             // The last waits for the ACK of those before it (Nagle).
             assert_eq!(read_exactly(&mut s, 13), b"one two three");
         });
@@ -132,7 +134,7 @@ fn bytes_held_by_more_are_sent_in_the_end() {
         c.send_with(&[IoSlice::new(b"alone")], SendFlags::MORE).unwrap();
         assert_eq!(read_exactly(&mut s, 5), b"alone");
         // A write that waits for space pushes the buffered bytes, so a small buffer does not deadlock.
-        c.set_send_buffer(2048).unwrap();
+        change(&c, |o| o.send_buffer = Some(2048));
         let bytes = pattern(0, 300_000);
         let reader = thread::spawn(move || read_exactly(&mut s, 300_000));
         assert_eq!(c.send_with(&[IoSlice::new(&bytes)], SendFlags::MORE).unwrap(), 300_000);
@@ -228,7 +230,7 @@ fn a_finished_chain_is_taken_whole_or_stays_with_its_owner() {
         let (a, b) = stacks();
         let (c, mut s) = connection(&a, &b, 80);
         let (id, bytes) = (c.slot_id(), pattern(0, 5000));
-        c.set_send_buffer(8000).unwrap();
+        change(&c, |o| o.send_buffer = Some(8000));
         let [outputs] = counted(&a, [Counter::SendOutputs], || {
             a.host()
                 .call(|shard, now| {

@@ -9,12 +9,15 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 use std::time::Duration;
 
-use fulmar::base::Counter;
-use fulmar::mbuf::{Chain, Pool, PoolConfig, Purpose};
-use fulmar::{OwnedBytes, TcpStream};
+use fulmar::TcpStream;
+use fulmar::config::PoolConfig;
+use fulmar::device::{Chain, Pool, Purpose};
+use fulmar::stat::Counter;
+use fulmar::zero_copy::{OwnedBytes, ZeroCopy};
 
 use crate::support::{
-    PATIENCE, buffers_come_home, connection, eventually, fill, pattern, stacks, stacks_with, within,
+    PATIENCE, buffers_come_home, change, connection, eventually, fill, pattern, stacks,
+    stacks_with, within,
 };
 
 /// Bytes that count how often they were let go.
@@ -159,7 +162,7 @@ fn a_reset_releases_the_memory_and_is_reported() {
         let (c, mut s) = connection(&a, &b, 80);
         fill(&c);
         let (bytes, gone) = counted(pattern(0, 30_000));
-        c.set_send_buffer(4 << 20).unwrap();
+        change(&c, |o| o.send_buffer = Some(4 << 20));
         let done = c.send_owned(bytes).unwrap();
         assert!(!done.is_done());
         s.read_exact(&mut [0; 10]).unwrap();
@@ -181,7 +184,7 @@ fn the_end_of_a_connection_or_a_stack_releases_the_memory() {
         let (a, b) = stacks_with(|s| s.exit_drain(Duration::ZERO));
         let (c, s) = connection(&a, &b, 80);
         fill(&c);
-        c.set_send_buffer(4 << 20).unwrap();
+        change(&c, |o| o.send_buffer = Some(4 << 20));
         let done = c.send_owned(pattern(0, 30_000)).unwrap();
         c.set_linger(Some(Duration::ZERO)).unwrap();
         drop(c);
@@ -192,7 +195,7 @@ fn the_end_of_a_connection_or_a_stack_releases_the_memory() {
 
         let (c, s) = connection(&a, &b, 81);
         fill(&c);
-        c.set_send_buffer(4 << 20).unwrap();
+        change(&c, |o| o.send_buffer = Some(4 << 20));
         let done = c.send_owned(pattern(0, 30_000)).unwrap();
         drop((c, a));
         drop((s, b));
@@ -223,7 +226,7 @@ fn owned_writes_of_a_tiny_pool_wait_and_all_come_through() {
                 let reader = reader(s, 8 << 20);
                 thread::spawn(move || {
                     let (bytes, gone) = counted(pattern(5, 8 << 20));
-                    c.set_send_buffer(2 << 20).unwrap();
+                    change(&c, |o| o.send_buffer = Some(2 << 20));
                     let done = c.send_owned(bytes).unwrap();
                     let (_s, got) = reader.join().unwrap();
                     assert!(got == pattern(5, 8 << 20));

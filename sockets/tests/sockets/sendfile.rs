@@ -8,12 +8,14 @@ use std::os::unix::net::UnixStream;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use fulmar::base::Counter;
-use fulmar::{Ready, SendFileError, Stack, TcpStream};
+use fulmar::stat::Counter;
+use fulmar::zero_copy::{SendFileError, ZeroCopy};
+use fulmar::{Ready, Stack, TcpStream};
 
 use crate::support::file::{evict, file_of};
 use crate::support::{
-    PATIENCE, buffers_come_home, connection, eventually, pattern, stacks, stacks_with, within,
+    PATIENCE, buffers_come_home, change, connection, eventually, pattern, stacks, stacks_with,
+    within,
 };
 
 const MIB: usize = 1 << 20;
@@ -386,7 +388,7 @@ fn the_low_water_mark_is_restored_however_the_call_ends() {
     within(|| {
         let (a, b) = stacks();
         let (c, mut s) = connection(&a, &b, 80);
-        c.set_send_buffer(MIB).unwrap();
+        change(&c, |o| o.send_buffer = Some(MIB));
         let f = file_of(&pattern(0, 8 * MIB));
         c.set_write_timeout(Some(Duration::from_millis(50))).unwrap();
         let SendFileError { error, sent, .. } = c.send_file(&f, .., &[], &[]).unwrap_err();
@@ -428,7 +430,7 @@ fn a_turn_waits_until_half_of_the_buffer_is_free() {
     within(|| {
         let (a, b) = stacks();
         let (c, s) = connection(&a, &b, 80);
-        c.set_send_buffer(256 << 10).unwrap();
+        change(&c, |o| o.send_buffer = Some(256 << 10));
         let reader = read_all(s);
         let f = file_of(&pattern(0, 32 * MIB));
         assert_eq!(send_all(&f, &c), 32 * MIB as u64);

@@ -4,7 +4,8 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixDatagram;
 use std::time::Duration;
 
-use fulmar::{Builder, MIN_BUDGET_BYTES, Stack, TcpStream, devices};
+use fulmar::config::MIN_BUDGET_BYTES;
+use fulmar::{Builder, Stack, TcpStream, devices};
 
 use crate::support::pipe::Pipe;
 use crate::support::{B, PATIENCE, connection, stack, stacks_with, within};

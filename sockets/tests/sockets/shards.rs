@@ -9,14 +9,15 @@ use std::time::Duration;
 
 use crate::support::faulty::{Call, Faulty};
 use crate::support::{A, B, PATIENCE, eventually, pattern, within};
-use fulmar::base::Counter;
-use fulmar::{Device, Ready, SetupError, Stack, TcpListener, TcpStream, UdpSocket};
+use fulmar::device::Device;
+use fulmar::stat::Counter;
+use fulmar::{Ready, SetupError, Stack, TcpListener, TcpStream, UdpSocket};
 use fulmar_nic::{SimConfig, pair};
 
 /// Which queue of one end is joined to which queue of the other.
 fn wires(joined: [usize; 2]) -> [Vec<Box<dyn Device>>; 2] {
     let config = |n| SimConfig {
-        ether: fulmar::base::EtherAddr([2, 0, 0, 0, 0, n]),
+        ether: fulmar::device::EtherAddr([2, 0, 0, 0, 0, n]),
         ..SimConfig::default()
     };
     let mut ends: [Vec<Option<Box<dyn Device>>>; 2] = [vec![], vec![None, None]];

@@ -10,7 +10,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr;
 use std::thread;
 
-use fulmar::devices::shm_device::{Shm, ShmConfig};
+use fulmar::devices::{Shm, ShmConfig};
 use fulmar::{Stack, TcpListener, TcpStream, UdpSocket};
 
 use crate::support::{A, B, buffers_come_home, pattern, stack, within};

@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use fulmar::{Ready, TcpListener, TcpStream};
 
-use crate::support::{B, PATIENCE, buffers_come_home, connection, pattern, stacks_with, within};
+use crate::support::{
+    B, PATIENCE, buffers_come_home, change, connection, pattern, stacks_with, within,
+};
 
 /// Room for a few writes only: far less than the send buffers of the connections below.
 const TINY: usize = 4 << 20;
@@ -114,7 +116,7 @@ fn a_full_pool_still_takes_datagrams_one_by_one() {
     within(|| {
         let (a, b) = stacks_with(|s| s.budget_bytes(TINY));
         let (mut c, s) = connection(&a, &b, 80);
-        c.set_send_buffer(16 << 20).unwrap();
+        change(&c, |o| o.send_buffer = Some(16 << 20));
         c.set_nonblocking(true).unwrap();
         while c.write(&[1; 64 << 10]).is_ok() {}
         let udp = fulmar::UdpSocket::bind(&a, "0.0.0.0:0").unwrap();

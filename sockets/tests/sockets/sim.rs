@@ -5,9 +5,13 @@ use std::io::{Read, Write};
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use fulmar::base::{Counter, EtherAddr};
-use fulmar::devices::impair::Impairments;
-use fulmar::{Device, RecvBuf, Stack, TcpConfig, TcpListener, TcpStream, UdpSocket, devices};
+use fulmar::device::Device;
+use fulmar::device::EtherAddr;
+use fulmar::devices::Impairments;
+use fulmar::stat::Counter;
+use fulmar::tcp::TcpConfig;
+use fulmar::zero_copy::{RecvBuf, ZeroCopy};
+use fulmar::{Stack, TcpListener, TcpStream, UdpSocket, devices};
 use fulmar_nic::{
     Coalesce, Command, FarEnd, HardwareThread, Service, SimConfig, SimHandle, pattern,
 };

@@ -5,7 +5,8 @@ use std::net::{Shutdown, SocketAddr};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use fulmar::{ListenOptions, TcpConfig, TcpListener, TcpStream};
+use fulmar::tcp::TcpConfig;
+use fulmar::{ListenOptions, TcpListener, TcpStream};
 
 use crate::support::{
     A, B, PATIENCE, buffers_come_home, connection, eventually, fill, pattern, stack, stacks, within,

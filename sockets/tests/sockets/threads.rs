@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use fulmar::base::Counter;
+use fulmar::stat::Counter;
 use fulmar::{TcpListener, TcpStream};
 
 use crate::support::{B, buffers_come_home, connection, eventually, pattern, stacks, within};

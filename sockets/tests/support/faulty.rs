@@ -4,10 +4,10 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Once};
 use std::thread;
 
-use fulmar::Device;
-use fulmar::base::{Counters, Instant};
-use fulmar::mbuf::Pool;
-use fulmar::netdev::{Burst, forward_device};
+use fulmar::device::Device;
+use fulmar::device::Pool;
+use fulmar::device::{Burst, forward_device};
+use fulmar::device::{Counters, Instant};
 
 /// Where it panics.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

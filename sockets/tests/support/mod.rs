@@ -11,7 +11,9 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use fulmar::{Builder, Device, Stack, TcpConfig, TcpListener, TcpStream, devices};
+use fulmar::device::Device;
+use fulmar::tcp::TcpConfig;
+use fulmar::{Builder, SocketOptions, Stack, TcpListener, TcpStream, devices};
 
 /// Nothing takes so long unless it hangs, on any machine.
 pub const PATIENCE: Duration = Duration::from_secs(240);
@@ -37,6 +39,13 @@ pub fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
         assert!(start.elapsed() < PATIENCE, "never: {what}");
         thread::sleep(Duration::from_millis(2));
     }
+}
+
+/// Changes options of a connection.
+pub fn change(stream: &TcpStream, with: impl FnOnce(&mut SocketOptions)) {
+    let mut options = stream.options().unwrap();
+    with(&mut options);
+    stream.set_options(options).unwrap();
 }
 
 pub const A: &str = "10.1.0.1";

@@ -7,10 +7,11 @@ use std::os::unix::net::UnixDatagram;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
 
-use fulmar::Device;
-use fulmar::base::{Counters, DropReason, EtherAddr, Instant};
-use fulmar::mbuf::{Pool, Purpose};
-use fulmar::netdev::{Burst, Caps, Interest, Packet, WakeFd};
+use fulmar::device::Device;
+use fulmar::device::{Burst, Caps, Interest, Packet, WakeFd};
+use fulmar::device::{Counters, EtherAddr, Instant};
+use fulmar::device::{Pool, Purpose};
+use fulmar::stat::DropReason;
 
 const FRAME_BYTES: usize = 1514;
 

@@ -10,6 +10,7 @@ use std::task::{Context, Wake, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use fulmar::zero_copy::ZeroCopy;
 use fulmar::{ConnectOptions, Driver, Stack, TcpListener, TcpStream};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 

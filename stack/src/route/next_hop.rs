@@ -13,8 +13,8 @@ use core::net::IpAddr;
 
 use crate::route::{MAX_ANSWER, Prefix};
 
-/// A gateway, or the link itself.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+/// A gateway, or, by default, the link itself.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub struct NextHop {
     /// The gateway; `None`: destinations are on-link.
     pub via: Option<IpAddr>,
@@ -22,6 +22,13 @@ pub struct NextHop {
     pub src: Option<IpAddr>,
     /// MTU of the route, bytes, if smaller than the link's.
     pub mtu: Option<usize>,
+}
+
+/// The gateway with this address.
+impl From<IpAddr> for NextHop {
+    fn from(via: IpAddr) -> NextHop {
+        NextHop { via: Some(via), ..NextHop::default() }
+    }
 }
 
 #[derive(Clone, Debug)]

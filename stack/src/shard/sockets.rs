@@ -204,38 +204,76 @@ impl TcpEntry {
 
     /// Sets the options of a new connection.
     pub fn set_options(&mut self, options: &SocketOptions) {
+        let configured = self.options();
+        self.change_options(&SocketOptions {
+            nodelay: options.nodelay || configured.nodelay,
+            max_pacing_rate: options.max_pacing_rate.or(configured.max_pacing_rate),
+            ..*options
+        });
+    }
+
+    /// Changes the options of a connection. To set what is in effect already has no effect.
+    pub fn change_options(&mut self, options: &SocketOptions) {
+        let before = self.options();
         self.ttl = options.ttl;
         self.set_tos(options.tos);
         let tcb = &mut self.tcb;
-        tcb.set_keepalive(options.keepalive);
-        tcb.set_user_timeout(options.user_timeout);
-        tcb.set_notsent_low_water(options.notsent_low_water);
-        if options.nodelay {
-            tcb.set_nodelay(true);
+        if options.keepalive != before.keepalive {
+            tcb.set_keepalive(options.keepalive);
         }
-        if options.max_segment.is_some() {
+        if options.user_timeout != before.user_timeout {
+            tcb.set_user_timeout(options.user_timeout);
+        }
+        if options.nodelay != before.nodelay {
+            tcb.set_nodelay(options.nodelay);
+        }
+        if options.cork != before.cork {
+            tcb.set_cork(options.cork);
+        }
+        if options.max_segment != before.max_segment {
             tcb.set_max_segment(options.max_segment);
         }
-        if let Some(on) = options.quickack {
-            tcb.set_quickack(on);
-        }
-        if let Some(which) = options.congestion {
-            tcb.set_congestion(which);
-        }
-        if let Some(mode) = options.mtu_probing {
-            tcb.set_mtu_probing(mode);
-        }
-        if let Some(policy) = options.ecn {
-            tcb.set_ecn(policy);
-        }
-        if options.max_pacing_rate.is_some() {
+        if options.max_pacing_rate != before.max_pacing_rate {
             tcb.set_max_pacing_rate(options.max_pacing_rate);
         }
+        tcb.set_notsent_low_water(options.notsent_low_water);
+        options.quickack.into_iter().for_each(|on| tcb.set_quickack(on));
+        options.ecn.into_iter().for_each(|policy| tcb.set_ecn(policy));
+        let congestion = options.congestion.filter(|_| options.congestion != before.congestion);
+        congestion.into_iter().for_each(|which| tcb.set_congestion(which));
+        let probing = options.mtu_probing.filter(|_| options.mtu_probing != before.mtu_probing);
+        probing.into_iter().for_each(|mode| tcb.set_mtu_probing(mode));
+        let low =
+            options.recv_low_water.filter(|_| options.recv_low_water != before.recv_low_water);
+        low.into_iter().for_each(|bytes| tcb.set_recv_low_water(bytes));
         if let Some(bytes) = options.send_buffer {
             tcb.set_send_buffer(bytes);
         }
         if let Some(bytes) = options.recv_buffer {
             tcb.set_recv_buffer(bytes);
+        }
+    }
+
+    /// The options in effect. Of buffers that are tuned, and of quick acknowledgements, which pass, there is no value.
+    pub fn options(&self) -> SocketOptions {
+        let tcb = &self.tcb;
+        SocketOptions {
+            nodelay: tcb.nodelay(),
+            cork: tcb.cork(),
+            quickack: None,
+            congestion: Some(tcb.congestion()),
+            ecn: Some(tcb.ecn_policy()),
+            mtu_probing: Some(tcb.mtu_probing()),
+            max_pacing_rate: tcb.max_pacing_rate(),
+            keepalive: tcb.keepalive(),
+            user_timeout: tcb.user_timeout(),
+            ttl: self.ttl,
+            tos: self.tos,
+            max_segment: tcb.max_segment(),
+            notsent_low_water: tcb.notsent_low_water(),
+            recv_low_water: Some(tcb.recv_low_water()),
+            send_buffer: tcb.send_buffer_as_set(),
+            recv_buffer: tcb.recv_buffer_as_set(),
         }
     }
 

@@ -315,6 +315,11 @@ impl Tcb {
         self.user.cork_expired = false;
     }
 
+    /// TCP_CORK as set.
+    pub fn cork(&self) -> bool {
+        self.user.cork
+    }
+
     /// Sets with each write whether it had MSG_MORE. If so, a partial segment is held back for the
     /// next write, at most for `Config::cork_timeout`. Call output afterwards.
     #[inline]
@@ -390,6 +395,11 @@ impl Tcb {
         self.cfg.ecn = policy;
     }
 
+    /// The policy of explicit congestion notification as set.
+    pub fn ecn_policy(&self) -> EcnPolicy {
+        self.cfg.ecn
+    }
+
     /// TCP_MAXSEG: limits segments to `bytes` bytes, options of the TCP header included. It also limits the MSS option
     /// if that is yet to be sent. `None`: path and peer alone limit.
     pub fn set_max_segment(&mut self, bytes: Option<u16>) {
@@ -442,6 +452,16 @@ impl Tcb {
         self.space.set_limit(bytes);
         self.recv_tuning.fixed = true;
         bytes
+    }
+
+    /// The send buffer as set, bytes. `None`: it is tuned.
+    pub fn send_buffer_as_set(&self) -> Option<usize> {
+        self.tuning.fixed.then(|| self.send.limit())
+    }
+
+    /// The receive buffer as set, bytes. `None`: it is tuned.
+    pub fn recv_buffer_as_set(&self) -> Option<usize> {
+        self.recv_tuning.fixed.then(|| self.space.limit())
     }
 
     /// The receive buffer, bytes.

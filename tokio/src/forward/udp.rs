@@ -8,7 +8,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use fulmar::{IcmpError, RecvMessage, SendMessage, UdpBindOptions};
+use fulmar::UdpBindOptions;
+use fulmar::icmp::IcmpError;
+use fulmar::udp::{RecvMessage, SendMessage};
 use tokio::io::Interest;
 use tokio::sync::mpsc::{self, Receiver, Sender, error::TrySendError};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 
-use fulmar::{MtuDiscovery, RecvMessage, SendMessage};
+use fulmar::udp::{MtuDiscovery, RecvMessage, SendMessage};
 use quinn::udp::{EcnCodepoint, RecvMeta, Transmit};
 
 use crate::UdpSocket;

@@ -5,7 +5,7 @@ use std::io;
 use std::net::Shutdown;
 use std::sync::Arc;
 
-use fulmar::Loan;
+use fulmar::zero_copy::{Loan, ZeroCopy};
 
 use super::{Io, TcpStream};
 

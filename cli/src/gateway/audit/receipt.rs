@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use fulmar::ledger::{Account, Stage};
+use fulmar::stat::ledger::{Account, Stage};
 use fulmar_gateway::policy::Protocol;
 use nix::time::{ClockId, clock_gettime};
 
@@ -74,7 +74,7 @@ pub(super) fn shares(work: &[Work], all: &Stages) -> Vec<Stages> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fulmar::ledger::StageTime;
+    use fulmar::stat::ledger::StageTime;
 
     #[test]
     fn the_shares_add_up_to_the_measured_time() {

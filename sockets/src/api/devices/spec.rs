@@ -85,7 +85,7 @@ impl fmt::Display for Spec {
 }
 
 impl Spec {
-    /// Opens `queues` queues of the device, each for a shard of its own: see [`crate::api::Builder::devices`].
+    /// Opens `queues` queues of the device, each for a shard of its own: see [`Builder::devices`](crate::Builder::devices).
     ///
     /// # Errors
     /// As [`super::open`]; [`Spec::Shm`] has one queue.

@@ -15,7 +15,7 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use super::Event;
-use crate::api::Ready;
+use crate::Ready;
 
 /// Events taken from the kernel at a time.
 const EVENTS: usize = 64;

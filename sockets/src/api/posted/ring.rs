@@ -14,14 +14,15 @@ use crate::api::tcp::TcpStream;
 /// Buffers that a stream fills in turn.
 ///
 /// Each call of [`RecvRing::recv`] posts the buffer that it returned last, after the others, and returns the next
-/// filled one: [`TcpStream::recv_posted`] and [`RecvCompletion::wait`] in one step of the stack, which costs less than
+/// filled one: [`ZeroCopy::recv_posted`](crate::zero_copy::ZeroCopy::recv_posted) and [`RecvCompletion::wait`] in one step of the stack, which costs less than
 /// two. The rules are the same. The drop of the ring revokes its buffers: bytes of an incomplete buffer return to the
 /// stream, **bytes of a complete buffer are lost**. So a ring is for the rest of a stream. To stop in the middle, use
-/// [`TcpStream::recv_posted`], whose completions can be cancelled and waited for.
+/// [`ZeroCopy::recv_posted`](crate::zero_copy::ZeroCopy::recv_posted), whose completions can be cancelled and waited for.
 ///
 /// ```
 /// # use std::io::Write;
-/// # use fulmar::{RecvBuf, Stack, TcpListener, TcpStream, devices};
+/// # use fulmar::zero_copy::RecvBuf;
+/// # use fulmar::{Stack, TcpListener, TcpStream, devices};
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let (a, b) = devices::link_pair()?;
 /// # let one = Stack::builder().device(a).address("10.0.0.1/24".parse()?).unlisted().build()?;
@@ -45,7 +46,7 @@ use crate::api::tcp::TcpStream;
 /// # }
 /// ```
 ///
-/// [`RecvCompletion::wait`]: crate::api::RecvCompletion::wait
+/// [`RecvCompletion::wait`]: crate::zero_copy::RecvCompletion::wait
 pub struct RecvRing {
     socket: Arc<Socket>,
     rule: RecvRule,
@@ -57,33 +58,17 @@ pub struct RecvRing {
     spare: Vec<Arc<RecvTicket>>,
 }
 
-impl TcpStream {
-    /// Posts buffers that are filled in turn: see [`RecvRing`]. Like any handle it keeps the connection open. Two
-    /// buffers of at least 64 KiB each keep a stream going.
-    ///
-    /// # Errors
-    /// As [`TcpStream::recv_posted`]; the buffers are dropped then.
-    pub fn recv_ring(
-        &self,
-        buffers: impl IntoIterator<Item = impl Into<RecvBuf>>,
-    ) -> io::Result<RecvRing> {
-        self.recv_ring_with(buffers, RecvRule::default())
-    }
-
-    /// As [`TcpStream::recv_ring`], with another rule for when a buffer completes.
-    ///
-    /// # Errors
-    /// As [`TcpStream::recv_posted`]; `InvalidInput` without a buffer.
-    pub fn recv_ring_with(
-        &self,
-        buffers: impl IntoIterator<Item = impl Into<RecvBuf>>,
+impl RecvRing {
+    /// See [`ZeroCopy::recv_ring`](crate::zero_copy::ZeroCopy::recv_ring).
+    pub(crate) fn new(
+        stream: &TcpStream,
+        idle: VecDeque<RecvBuf>,
         rule: RecvRule,
     ) -> io::Result<RecvRing> {
-        let idle: VecDeque<RecvBuf> = buffers.into_iter().map(Into::into).collect();
         if idle.is_empty() {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        let socket = Arc::clone(&self.socket);
+        let socket = Arc::clone(&stream.socket);
         let (posted, spare) = (VecDeque::new(), Vec::new());
         let mut ring = RecvRing { socket, rule, posted, idle, spare };
         while !ring.idle.is_empty() {
@@ -91,9 +76,7 @@ impl TcpStream {
         }
         Ok(ring)
     }
-}
 
-impl RecvRing {
     /// Posts the buffer that was returned last, and returns the bytes of the next one; none: the end of the stream.
     /// Waits as a `read` of the stream does.
     ///

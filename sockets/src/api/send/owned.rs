@@ -12,7 +12,7 @@ use fulmar_stack::tcp::ConnError;
 use super::{SendCompletion, ShardRef};
 use crate::api::socket::Socket;
 
-/// Bytes that a program gives to [`TcpStream::send_owned`](crate::api::TcpStream::send_owned): a `Vec<u8>`,
+/// Bytes that a program gives to [`ZeroCopy::send_owned`](crate::zero_copy::ZeroCopy::send_owned): a `Vec<u8>`,
 /// a boxed slice, `bytes::Bytes`, a static slice, a [`Chain`] of mbufs, or any other owner of bytes
 /// ([`OwnedBytes::from_owner`]).
 ///

@@ -8,7 +8,7 @@ use fulmar_stack::socket::Reservation;
 use super::lock::SendLock;
 
 /// Memory of the stack, reserved in the send buffer of a connection
-/// ([`TcpStream::send_reserve`](crate::api::TcpStream::send_reserve)). Fill it through
+/// ([`ZeroCopy::send_reserve`](crate::zero_copy::ZeroCopy::send_reserve)). Fill it through
 /// [`SendReservation::slices_mut`], or from the front as an [`io::Write`], then [`SendReservation::commit`].
 ///
 /// Dropping it releases the space and sends nothing. Until then other writers of the socket wait, and a write by the

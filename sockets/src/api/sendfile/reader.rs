@@ -98,7 +98,7 @@ mod tests {
     use std::task::Poll;
 
     use super::*;
-    use crate::api::{Stack, TcpListener, TcpStream, devices};
+    use crate::{Stack, TcpListener, TcpStream, devices};
 
     fn stacks() -> (Stack, Stack) {
         let (a, b) = devices::link_pair().expect("descriptors");

@@ -47,7 +47,7 @@ const MAX_PACKET_BYTES: usize = 65_535;
 /// A device whose packets the program passes.
 ///
 /// The stack takes what [`PacketSender`] sends, and [`PacketReceiver`] returns what the stack sends. When the program
-/// drops one of them, the device is gone for good, as that of [`pair`](super::pair) is.
+/// drops one of them, the device is gone for good, as that of [`link_pair`](crate::devices::link_pair) is.
 ///
 /// # Errors
 /// No descriptor is left; no memory; an MTU outside 68 to 65,535.

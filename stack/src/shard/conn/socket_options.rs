@@ -9,38 +9,58 @@ use crate::wire::tcp::HEADER_BYTES;
 /// The ECN field of TOS and traffic class (Linux: INET_ECN_MASK).
 pub(crate) const ECN_MASK: u8 = 3;
 
-/// Options of a connection. What is `None` is as configured.
+/// Options of a connection. Before it is opened, what is `None` is as configured. Later, `None` takes a limit or
+/// time-out away, and leaves an option as it is that cannot be without a value.
+///
+/// Fields are added in minor versions: end a literal with `..SocketOptions::default()`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct SocketOptions {
     /// Disables Nagle's algorithm (TCP_NODELAY).
     pub nodelay: bool,
-    /// TCP_QUICKACK: whether the first segments are acknowledged at once.
+    /// TCP_CORK: delays partial segments while it is set, for 200 ms at most.
+    pub cork: bool,
+    /// TCP_QUICKACK: whether the next segments are acknowledged at once. As on Linux this is not permanent.
     pub quickack: Option<bool>,
-    /// TCP_CONGESTION.
+    /// TCP_CONGESTION. It may change at any time: the window stays.
     pub congestion: Option<CongestionControl>,
-    /// Whether explicit congestion notification is requested, or accepted.
+    /// Whether explicit congestion notification is requested, or accepted. No effect after the handshake.
     pub ecn: Option<EcnPolicy>,
-    /// When larger or smaller segments are tried without ICMP (RFC 4821).
+    /// When larger or smaller segments are tried without ICMP (RFC 4821): never, after large segments were lost silently,
+    /// or from the start.
     pub mtu_probing: Option<MtuProbing>,
-    /// SO_MAX_PACING_RATE, bytes per second.
+    /// SO_MAX_PACING_RATE, bytes per second: segments leave evenly, in pieces of a millisecond, under any congestion
+    /// control.
     pub max_pacing_rate: Option<u64>,
-    /// SO_KEEPALIVE; `None`: off. Times of zero count as `TcpConfig::min_rto`, a count of zero as one probe (Linux:
-    /// EINVAL).
+    /// Probes an idle peer (SO_KEEPALIVE with TCP_KEEPIDLE, TCP_KEEPINTVL and TCP_KEEPCNT); `None`: no probes. If they
+    /// are not answered, the connection fails with `TimedOut`, waiting reads included, and is reset. While data is
+    /// queued or unacknowledged no probes are sent. A user time-out replaces the count of probes. Times of zero count as
+    /// `TcpConfig::min_rto`, a count of zero as one probe (Linux: EINVAL).
     pub keepalive: Option<Keepalive>,
-    /// TCP_USER_TIMEOUT; zero: as `None`.
+    /// TCP_USER_TIMEOUT: for how long data may stay unacknowledged, or the peer's window closed, before the connection
+    /// fails with a time-out and is reset. `None`, or zero: `TcpConfig::user_timeout`, and a peer that answers probes of
+    /// its closed window is waited for.
     pub user_timeout: Option<Duration>,
     /// Time to live (hop limit) of the packets, 1 to 255.
     pub ttl: Option<u8>,
-    /// TOS (traffic class) of the packets: the DSCP in its upper six bits (RFC 2474). The ECN field in the lower two
-    /// is the connection's, and ignored here, as on Linux.
+    /// TOS (traffic class) of the packets, IP_TOS and IPV6_TCLASS: the DSCP in its upper six bits (RFC 2474), for example
+    /// `46 << 2` for expedited forwarding. The ECN field in the lower two is the connection's, and ignored here, as on
+    /// Linux.
     pub tos: u8,
-    /// TCP_MAXSEG, 88 to 32,767 bytes.
+    /// TCP_MAXSEG, 88 to 32,767 bytes: limits segments, the options of the TCP header included. The peer's segments are
+    /// bounded if it is set before the SYN.
     pub max_segment: Option<u16>,
-    /// TCP_NOTSENT_LOWAT, bytes; 0: as `None`.
+    /// TCP_NOTSENT_LOWAT, bytes: writes wait, and the socket is not writable, while so much is written and not yet sent,
+    /// so that a program can still choose its next data. A write that begins below the mark may pass it. 0: as `None`,
+    /// the send buffer alone limits.
     pub notsent_low_water: Option<u32>,
-    /// SO_SNDBUF, bytes: 2 KiB to 16 MiB; what is outside counts as the nearer end, as on Linux.
+    /// SO_RCVLOWAT, bytes, at least 1: with fewer a read waits, and the connection is not readable in a poll set. Limited
+    /// to half of the receive buffer. It does not apply to a read that does not wait or whose time-out has passed, nor
+    /// when the stream has ended or its window is closed.
+    pub recv_low_water: Option<usize>,
+    /// SO_SNDBUF, bytes: 2 KiB to 16 MiB; what is outside counts as the nearer end, as on Linux. `None`: the stack tunes
+    /// it.
     pub send_buffer: Option<usize>,
-    /// SO_RCVBUF, bytes: likewise.
+    /// SO_RCVBUF, the largest window, bytes: likewise.
     pub recv_buffer: Option<usize>,
 }
 

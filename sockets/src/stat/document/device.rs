@@ -5,8 +5,8 @@ use fulmar_stack::device::DeviceStats;
 use fulmar_stack::ip::{Neighbour as KnownNeighbour, Route as KnownRoute};
 use fulmar_stack::shard::Stat;
 
+use super::{Name, part};
 use crate::runtime::account::{Account, StageTime};
-use crate::stat::{Name, part};
 
 part! { "The buffers of a stack: levels, and counts since its start." Pool of s: Stat {
     budget_bytes: usize = s.pool.budget_bytes, "The budget.";

@@ -7,7 +7,7 @@ use fulmar_stack::shard::{ListenerStat, SocketStat};
 use fulmar_stack::tcp::{Info, PathModel};
 use serde::{Deserialize, Deserializer};
 
-use crate::stat::{Name, part};
+use super::{Name, part};
 
 part! { "A socket." Socket of s: SocketStat {
     protocol: Name = s.protocol.into(), "`tcp`, `udp` or `icmp`.";

@@ -2,8 +2,8 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use crate::stat::socket::{Connection, present};
-use crate::stat::{Name, part};
+use super::socket::{Connection, present};
+use super::{Name, part};
 
 part! { "A gateway." Gateway {
     guest: Guest, "Its guest.";
