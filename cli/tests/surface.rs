@@ -11,9 +11,8 @@ use std::process::Command;
 const LIBRARIES: [(&str, &str); 3] =
     [("stack", "fulmar_stack"), ("sockets", "fulmar"), ("tokio", "fulmar_tokio")];
 
-/// What follows on a page is about all types, or a repetition.
-const ENDS: [&str; 5] = [
-    "<h2 id=\"deref-methods",
+/// The parts of a page that are about all types or repeat others; they are last.
+const ENDS: [&str; 4] = [
     "<h2 id=\"synthetic-implementations",
     "<h2 id=\"implementors",
     "<h2 id=\"foreign-impls",
@@ -86,6 +85,12 @@ fn between<'a>(html: &'a str, start: &str, end: &str) -> Option<&'a str> {
 fn declarations(page: &str) -> Vec<String> {
     let end = ENDS.iter().filter_map(|end| page.find(end)).min().unwrap_or(page.len());
     let page = page[..end].replace("<div class=\"where\">", " ");
+    // Methods of the target of `Deref` have lines of their own.
+    let page =
+        match (page.find("<h2 id=\"deref-methods"), page.find("<h2 id=\"trait-implementations")) {
+            (Some(from), Some(to)) if from < to => page[..from].to_owned() + &page[to..],
+            _ => page,
+        };
     let item = between(&page, "<pre class=\"rust item-decl\"><code>", "</code></pre>");
     let mut found: Vec<String> =
         item.map(|item| head(&text(&item.replace("</div>", " ")))).into_iter().collect();
@@ -140,6 +145,10 @@ fn lines_below(folder: &Path, module: &str, lines: &mut Vec<String>) {
         if page.contains("http-equiv=\"refresh\"") {
             continue;
         }
+        let links = page.split("<code>").skip(1);
+        let inner = links.filter(|text| text.starts_with("crate::") || text.starts_with("super::"));
+        let inner: Vec<&str> = inner.filter_map(|text| text.split('<').next()).collect();
+        assert!(inner.is_empty(), "{} shows inner paths: {inner:?}", path.display());
         let place = match name.split_once('.') {
             Some((_, item)) => format!("{module}::{item}"),
             None => {

@@ -71,10 +71,89 @@ pub use api::stack::{Builder, Stack};
 pub use api::tcp::TcpStream;
 pub use api::udp::UdpSocket;
 pub use api::{device, devices, zero_copy};
+/// The next hop of a route: see [`Stack::add_route`].
+///
+/// ```
+/// # use fulmar::{NextHop, Stack, devices};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let (device, _peer) = devices::link_pair()?;
+/// # let stack = Stack::builder().device(device).address("10.0.0.1/24".parse()?).unlisted().build()?;
+/// let hop = NextHop { mtu: Some(1400), ..NextHop::from("10.0.0.9".parse::<std::net::IpAddr>()?) };
+/// stack.add_route("192.168.0.0/16".parse()?, hop)?;
+/// # Ok(())
+/// # }
+/// ```
 pub use fulmar_stack::ip::NextHop;
-pub use fulmar_stack::shard::{ListenOptions, SocketOptions};
+/// Options of a listener: see [`TcpListener::bind_with`].
+///
+/// ```
+/// # use fulmar::{Keepalive, ListenOptions, SocketOptions, Stack, TcpListener, devices};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let (device, _peer) = devices::link_pair()?;
+/// # let stack = Stack::builder().device(device).address("10.0.0.1/24".parse()?).unlisted().build()?;
+/// let socket = SocketOptions { keepalive: Some(Keepalive::default()), ..SocketOptions::default() };
+/// let options = ListenOptions { backlog: 64, socket, ..ListenOptions::default() };
+/// let listener = TcpListener::bind_with(&stack, "10.0.0.1:80", options)?;
+/// # drop(listener);
+/// # Ok(())
+/// # }
+/// ```
+///
+/// Fields are added in minor versions: end a literal with `..ListenOptions::default()`.
+pub use fulmar_stack::shard::ListenOptions;
+/// Options of a connection: set before it is opened ([`ConnectOptions::socket`]), while it is open
+/// ([`TcpStream::set_options`]), or for all connections of a listener ([`ListenOptions::socket`]).
+///
+/// ```
+/// # use fulmar::{CongestionControl, SocketOptions};
+/// let options = SocketOptions {
+///     congestion: Some(CongestionControl::Bbr),
+///     tos: 46 << 2,
+///     ..SocketOptions::default()
+/// };
+/// # assert!(!options.nodelay);
+/// ```
+pub use fulmar_stack::shard::SocketOptions;
+/// The operations that do not wait: see [`PollSet::add`].
+///
+/// ```
+/// # use fulmar::Ready;
+/// let interest = Ready::READABLE | Ready::WRITABLE;
+/// assert!(interest.contains(Ready::READABLE));
+/// ```
 pub use fulmar_stack::socket::Ready;
-pub use fulmar_stack::tcp::{CongestionControl, Keepalive};
+/// The congestion control of a connection: see [`SocketOptions::congestion`].
+///
+/// ```
+/// # use fulmar::CongestionControl;
+/// assert_eq!("cubic".parse::<CongestionControl>()?, CongestionControl::Cubic);
+/// # Ok::<(), fulmar::tcp::UnknownCongestionControl>(())
+/// ```
+pub use fulmar_stack::tcp::CongestionControl;
+/// Probes of an idle peer: see [`SocketOptions::keepalive`].
+///
+/// ```
+/// # use std::time::Duration;
+/// # use fulmar::Keepalive;
+/// let keepalive = Keepalive { idle: Duration::from_secs(60), ..Keepalive::default() };
+/// # assert_eq!(keepalive.count, 9);
+/// ```
+pub use fulmar_stack::tcp::Keepalive;
+/// Options of a UDP socket: see [`UdpSocket::bind_with`].
+///
+/// ```
+/// # use fulmar::{Stack, UdpBindOptions, UdpSocket, devices};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let (device, _peer) = devices::link_pair()?;
+/// # let stack = Stack::builder().device(device).address("10.0.0.1/24".parse()?).unlisted().build()?;
+/// let options = UdpBindOptions { only_v6: true, ..UdpBindOptions::default() };
+/// let socket = UdpSocket::bind_with(&stack, "[::]:53", options)?;
+/// # drop(socket);
+/// # Ok(())
+/// # }
+/// ```
+///
+/// Fields are added in minor versions: end a literal with `..UdpBindOptions::default()`.
 pub use fulmar_stack::udp::BindOptions as UdpBindOptions;
 
 /// The whole configuration of a stack, for programs that keep one: [`Builder::from`]. Most programs set what they need

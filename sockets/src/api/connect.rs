@@ -12,7 +12,9 @@ use crate::api::socket::{Socket, check_timeout, to_io};
 use crate::api::stack::Stack;
 use crate::api::tcp::{TcpStream, connect, open, owner_of, valid_options};
 
-/// Options of a connection that is to be opened: see [`TcpStream::connect_with`].
+/// Options of a connection that is to be opened: see [`TcpStream::connect_with`], which has an example.
+///
+/// Fields are added in minor versions: end a literal with `..ConnectOptions::default()`.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ConnectOptions {
     /// The local end; the unspecified address or port 0: of the stack's choice. With

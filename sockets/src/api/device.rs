@@ -11,7 +11,6 @@ pub use fulmar_stack::base::{
     Counter, Counters, DropReason, Duration, EtherAddr, FlowKey, Gso, GsoKind, Instant, Offload,
     OwnerKey, SeqNum,
 };
-pub use fulmar_stack::device::moderation::Profile;
 pub use fulmar_stack::device::{
     Attachment, Burst, Caps, Device, DeviceStats, DirectPlacement, Interest, LinkState, Medium,
     Packet, Peek, Tally, TxTime, Unsupported, Wake, WakeFd, WritableRanges, forward_device,

@@ -59,6 +59,8 @@ impl fmt::Display for SetupError {
 impl std::error::Error for SetupError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
+            // Its sentence is this one.
+            SetupError::Config(e) => e.source(),
             SetupError::Random(e) | SetupError::Host(e) => Some(e),
             _ => None,
         }

@@ -24,6 +24,30 @@ use crate::api::tcp::{DEFAULT_TTL, TcpStream, valid_options, valid_ttl};
 /// With several shards it listens in all of them: the shard that owns a flow sets its connection up and queues
 /// it. A listener bound by a handle of one shard ([`Stack::on_shard`]) accepts the connections of that shard
 /// alone: with one such listener per thread, threads share nothing.
+///
+/// ```
+/// # use std::io::{Read, Write};
+/// # use fulmar::{Stack, TcpListener, TcpStream, devices};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let (a, b) = devices::link_pair()?;
+/// # let server = Stack::builder().device(a).address("10.0.0.1/24".parse()?).unlisted().build()?;
+/// # let stack = Stack::builder().device(b).address("10.0.0.2/24".parse()?).unlisted().build()?;
+/// let listener = TcpListener::bind(&server, "0.0.0.0:7")?;
+/// # let mut client = TcpStream::connect(&stack, "10.0.0.1:7")?;
+/// # client.write_all(b"hello")?;
+/// # client.shutdown(std::net::Shutdown::Write)?;
+/// for stream in listener.incoming() {
+///     let mut stream = stream?;
+///     let mut bytes = Vec::new();
+///     stream.read_to_end(&mut bytes)?;
+///     stream.write_all(&bytes)?;
+/// #   break;
+/// }
+/// # let mut echo = [0; 5];
+/// # client.read_exact(&mut echo)?;
+/// # Ok(())
+/// # }
+/// ```
 pub struct TcpListener {
     parts: Arc<Parts>,
 }
@@ -172,7 +196,7 @@ impl TcpListener {
     ///
     /// # Errors
     /// The socket is gone.
-    pub fn stats(&self) -> io::Result<ListenerStat> {
+    pub fn stat(&self) -> io::Result<ListenerStat> {
         self.sockets().iter().try_fold(ListenerStat::default(), |all, s| {
             Ok(all.with(s.call(|shard, _| shard.listener(s.id).map(|l| l.stat()))?))
         })

@@ -1,34 +1,4 @@
 //! Posted receive: a buffer is posted before its bytes arrive, and completes when it is filled.
-//!
-//! ```
-//! # use std::io::Write;
-//! # use fulmar::zero_copy::RecvBuf;
-//! # use fulmar::{Stack, TcpListener, TcpStream, devices};
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! # let (a, b) = devices::link_pair()?;
-//! # let one = Stack::builder().device(a).address("10.0.0.1/24".parse()?).unlisted().build()?;
-//! # let other = Stack::builder().device(b).address("10.0.0.2/24".parse()?).unlisted().build()?;
-//! # let listener = TcpListener::bind(&other, "10.0.0.2:80")?;
-//! # let mut peer = TcpStream::connect(&one, "10.0.0.2:80")?;
-//! # let (stream, _) = listener.accept()?;
-//! let mut filling = stream.recv_posted(RecvBuf::with_capacity(64 << 10))?;
-//! let mut next = stream.recv_posted(RecvBuf::with_capacity(64 << 10))?;
-//! # peer.write_all(b"hello")?;
-//! # drop(peer);
-//! let mut all = Vec::new();
-//! loop {
-//!     let buffer = filling.wait()?;
-//!     if buffer.is_empty() {
-//!         break; // the end of the stream
-//!     }
-//!     all.extend_from_slice(&buffer);
-//!     // The stream is received into the other one; this one is posted after it.
-//!     filling = std::mem::replace(&mut next, stream.recv_posted(buffer)?);
-//! }
-//! # assert_eq!(all, b"hello");
-//! # Ok(())
-//! # }
-//! ```
 
 mod ring;
 
@@ -86,6 +56,36 @@ impl TcpStream {
 /// it, and keep it. To stop without loss, [`RecvCompletion::cancel`] every posted buffer, then wait for each in order.
 ///
 /// A close of the socket completes all posted buffers: those with bytes return them, the others fail with `ECANCELED`.
+///
+/// ```
+/// # use std::io::Write;
+/// use fulmar::zero_copy::{RecvBuf, ZeroCopy};
+/// # use fulmar::{Stack, TcpListener, TcpStream, devices};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let (a, b) = devices::link_pair()?;
+/// # let one = Stack::builder().device(a).address("10.0.0.1/24".parse()?).unlisted().build()?;
+/// # let other = Stack::builder().device(b).address("10.0.0.2/24".parse()?).unlisted().build()?;
+/// # let listener = TcpListener::bind(&other, "10.0.0.2:80")?;
+/// # let mut peer = TcpStream::connect(&one, "10.0.0.2:80")?;
+/// # let (stream, _) = listener.accept()?;
+/// let mut filling = stream.recv_posted(RecvBuf::with_capacity(64 << 10))?;
+/// let mut next = stream.recv_posted(RecvBuf::with_capacity(64 << 10))?;
+/// # peer.write_all(b"hello")?;
+/// # drop(peer);
+/// let mut all = Vec::new();
+/// loop {
+///     let buffer = filling.wait()?;
+///     if buffer.is_empty() {
+///         break; // the end of the stream
+///     }
+///     all.extend_from_slice(&buffer);
+///     // The stream is received into the other one; this one is posted after it.
+///     filling = std::mem::replace(&mut next, stream.recv_posted(buffer)?);
+/// }
+/// # assert_eq!(all, b"hello");
+/// # Ok(())
+/// # }
+/// ```
 pub struct RecvCompletion {
     /// Present until the drop.
     ticket: Option<Arc<RecvTicket>>,

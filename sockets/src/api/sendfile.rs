@@ -28,7 +28,7 @@ mod source;
 ///
 /// ```no_run
 /// # use fulmar::TcpStream;
-/// # use fulmar::zero_copy::SendFile;
+/// use fulmar::zero_copy::{SendFile, ZeroCopy};
 /// # fn send(stream: &TcpStream) -> std::io::Result<()> {
 /// let file = std::fs::File::open("big")?;
 /// let sent = stream.send_file_with(&SendFile::new().read_ahead(1 << 20), &file, .., &[], &[])?;

@@ -33,6 +33,20 @@ use crate::tcp::TcpConfig;
 ///
 /// When the last handle and the last socket are dropped, or when the process ends, accepted bytes are still
 /// delivered, for at most [`Builder::exit_drain`].
+///
+/// ```
+/// # use std::time::Duration;
+/// # use fulmar::{Stack, devices};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let (device, peer) = devices::link_pair()?;
+/// # let _peer = Stack::builder().device(peer).address("10.0.0.1/24".parse()?).unlisted().build()?;
+/// let stack = Stack::builder().device(device).address("10.0.0.2/24".parse()?).build()?;
+/// let echo = stack.ping("10.0.0.1".parse()?, 56, Duration::from_secs(5))?;
+/// println!("{} answers after {:?}", echo.from, echo.rtt);
+/// stack.close(Duration::from_secs(1))?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct Stack {
     pub(crate) inner: Arc<Inner>,
@@ -375,7 +389,26 @@ impl Stack {
 }
 
 /// Builds a stack. A device and an address are needed ([`Builder::device`], [`Builder::address`]); everything
-/// else has a default, documented at [`StackConfig`].
+/// else has a default, documented at [`StackConfig`](crate::config::StackConfig).
+///
+/// ```
+/// # use std::net::IpAddr;
+/// # use fulmar::{Stack, devices};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let (device, _peer) = devices::link_pair()?;
+/// let stack = Stack::builder()
+///     .name("camera")
+///     .device(device)
+///     .address("10.77.0.2/24".parse()?)
+///     .address("fd77::2/64".parse()?)
+///     .gateway("10.77.0.1".parse()?)
+///     .route("192.168.0.0/16".parse()?, "10.77.0.9".parse::<IpAddr>()?)
+///     .budget_bytes(16 << 20)
+///     .build()?;
+/// # drop(stack);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Default)]
 pub struct Builder {
     devices: Vec<Box<dyn Device>>,
@@ -385,6 +418,15 @@ pub struct Builder {
     is_unlisted: bool,
     every: Option<u32>,
     config: StackConfig,
+}
+
+impl std::fmt::Debug for Builder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Builder")
+            .field("name", &self.name)
+            .field("config", &self.config)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Builder {
@@ -622,6 +664,17 @@ fn program_name() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_builder_from_a_configuration_adds_to_its_routes() {
+        let routes = vec![Route::default_via("10.0.0.1".parse().unwrap())];
+        let config = StackConfig { routes, max_sockets: 7, ..StackConfig::default() };
+        let gateway: IpAddr = "10.0.0.9".parse().unwrap();
+        let builder = Builder::from(config).route("192.168.0.0/16".parse().unwrap(), gateway);
+        assert_eq!(builder.config.max_sockets, 7);
+        let via: Vec<_> = builder.config.routes.iter().filter_map(|route| route.via).collect();
+        assert_eq!(via, ["10.0.0.1".parse().unwrap(), gateway]);
+    }
 
     #[test]
     fn a_boxed_device_is_not_boxed_again() {

@@ -28,6 +28,28 @@ use crate::tcp::TcpInfo;
 /// A socket keeps its stack. If the last handle to the stack is gone, dropping the last socket ends the stack: **that
 /// drop waits** until what was accepted is acknowledged, for at most [`Builder::exit_drain`](crate::Builder::exit_drain) (5 s), of a
 /// non-blocking socket too. [`Stack::close`] does it at a time of the program's choice.
+///
+/// ```
+/// # use std::io::{Read, Write};
+/// # use std::time::Duration;
+/// # use fulmar::{Stack, TcpListener, TcpStream, devices};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let (a, b) = devices::link_pair()?;
+/// # let server = Stack::builder().device(a).address("10.0.0.1/24".parse()?).unlisted().build()?;
+/// # let stack = Stack::builder().device(b).address("10.0.0.2/24".parse()?).unlisted().build()?;
+/// # let listener = TcpListener::bind(&server, "10.0.0.1:80")?;
+/// let mut stream = TcpStream::connect(&stack, "10.0.0.1:80")?;
+/// stream.set_nodelay(true)?;
+/// stream.set_read_timeout(Some(Duration::from_secs(10)))?;
+/// stream.write_all(b"hello")?;
+/// # let (mut peer, _) = listener.accept()?;
+/// # peer.write_all(b"world")?;
+/// let mut answer = [0; 5];
+/// stream.read_exact(&mut answer)?;
+/// println!("round-trip time {:?}", stream.info()?.rtt);
+/// # Ok(())
+/// # }
+/// ```
 pub struct TcpStream {
     pub(crate) socket: Arc<Socket>,
 }
@@ -207,7 +229,7 @@ impl TcpStream {
         self.with_tcb(|t| u32::from(t.ttl.unwrap_or(DEFAULT_TTL)))
     }
 
-    /// The options in effect, those of the methods above among them.
+    /// The options in effect, also those that have methods of their own.
     ///
     /// # Errors
     /// The socket is gone.

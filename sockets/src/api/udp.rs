@@ -20,6 +20,23 @@ use crate::api::stack::Stack;
 use crate::api::tcp::valid_ttl;
 
 /// A UDP socket. Threads may share it.
+///
+/// ```
+/// # use fulmar::{Stack, UdpSocket, devices};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let (a, b) = devices::link_pair()?;
+/// # let server = Stack::builder().device(a).address("10.0.0.1/24".parse()?).unlisted().build()?;
+/// # let stack = Stack::builder().device(b).address("10.0.0.2/24".parse()?).unlisted().build()?;
+/// let socket = UdpSocket::bind(&server, "0.0.0.0:53")?;
+/// # let client = UdpSocket::connected(&stack, "10.0.0.1:53")?;
+/// # client.send(b"question")?;
+/// let mut question = [0; 1500];
+/// let (bytes, from) = socket.recv_from(&mut question)?;
+/// socket.send_to(&question[..bytes], from)?;
+/// # assert_eq!(client.recv(&mut [0; 100])?, 8);
+/// # Ok(())
+/// # }
+/// ```
 pub struct UdpSocket {
     pub(crate) socket: Arc<Socket>,
 }

@@ -71,7 +71,7 @@ pub struct PacketConfig {
     pub ether: Option<EtherAddr>,
     /// Largest IP packet in bytes; `None`: the interface's MTU.
     pub mtu: Option<usize>,
-    /// As [`crate::drivers::tap::TapConfig::predict`].
+    /// As [`TapConfig::predict`](crate::drivers::tap::TapConfig::predict).
     pub predict: bool,
 }
 
@@ -106,6 +106,12 @@ pub struct PacketSocket {
     /// Frames that the full socket buffer dropped. Summed here: the kernel resets its count when read.
     missed: AtomicU64,
     stats: DeviceStats,
+}
+
+impl std::fmt::Debug for PacketSocket {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PacketSocket").field("interface", &self.interface).finish_non_exhaustive()
+    }
 }
 
 /// Offsets at which a filter loads the VLAN tag of a frame, and whether it has one (SKF_AD_OFF + SKF_AD_VLAN_*).

@@ -144,6 +144,12 @@ pub struct Plain<I> {
     stats: DeviceStats,
 }
 
+impl<I> std::fmt::Debug for Plain<I> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Plain").finish_non_exhaustive()
+    }
+}
+
 impl<I: PacketIo> Plain<I> {
     fn new(io: I, caps: Caps) -> Result<Plain<I>, OpenError> {
         sys::set_nonblocking(io.as_fd()).map_err(|e| {

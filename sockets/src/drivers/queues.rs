@@ -2,7 +2,7 @@
 //!
 //! [`Steering`] selects the queue of each received frame, as a NIC does. For the simulation, and for tests with packets
 //! on the wrong queue. The queues share the device under a lock and are polled: no thread is woken ([`Device::wake_fd`]
-//! is `None`). The queues of a TAP wake threads ([`crate::drivers::tap::Tap::open_queues`]).
+//! is `None`). The queues of a TAP wake threads ([`Tap::open_queues`](crate::drivers::tap::Tap::open_queues)).
 //!
 //! **Bounds.** A queue holds 1024 frames. While one queue is full the device is not polled; it
 //! queues or drops frames by its own rules.

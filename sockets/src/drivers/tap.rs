@@ -119,6 +119,12 @@ pub struct Tap {
     steered: Option<u16>,
 }
 
+impl std::fmt::Debug for Tap {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tap").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
 /// [`DeviceStats::path`] without io_uring.
 const ALONE: &str = "one writev or readv per frame";
 

@@ -32,6 +32,7 @@ pub struct TunConfig {
 }
 
 /// One queue of a TUN interface.
+#[derive(Debug)]
 pub struct Tun(Tap);
 
 impl Tun {

@@ -44,7 +44,14 @@ impl fmt::Display for StartError {
     }
 }
 
-impl std::error::Error for StartError {}
+impl std::error::Error for StartError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            StartError::Shard(e) => e.source(),
+            StartError::Random(e) | StartError::Host(e) => Some(e),
+        }
+    }
+}
 
 /// The configuration of one of `shards` shards: its part of the memory and of the limits of the stack.
 pub fn shard_config(config: &StackConfig, shards: usize) -> StackConfig {

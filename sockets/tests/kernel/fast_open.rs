@@ -84,7 +84,7 @@ fn the_kernel_sends_data_with_its_syn_once_we_have_given_a_cookie() {
             drop(s);
             client.join().unwrap();
         }
-        let stats = listener.stats().unwrap();
+        let stats = listener.stat().unwrap();
         assert_eq!((stats.fast_opens, stats.fast_open_invalid, stats.fast_open_pending), (2, 0, 0));
     });
 }

@@ -35,7 +35,7 @@ fn exchange_by_cookies(timestamps: bool) {
             (c.try_clone().unwrap(), c.try_clone().unwrap()),
             LEN,
         );
-        let stats = listener.stats().unwrap();
+        let stats = listener.stat().unwrap();
         assert_eq!((stats.cookies_valid, stats.cookies_failed, stats.embryos), (1, 0, 0));
     }
     assert_eq!(stack.stat().unwrap().count(Counter::TcpSynCookiesValid), 2);

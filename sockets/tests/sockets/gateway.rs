@@ -102,10 +102,10 @@ fn a_poll_set_reports_a_listener_while_a_connection_is_pending() {
         let mut events = Vec::new();
         set.wait(&mut events, Some(PATIENCE)).unwrap();
         assert_eq!((events[0].token, events[0].ready), (7, Ready::READABLE));
-        assert_eq!(listener.stats().unwrap().pending, 1);
+        assert_eq!(listener.stat().unwrap().pending, 1);
         // Forgotten in silence; the SYN comes again and is pending anew.
         drop(listener.pending().unwrap());
-        assert_eq!(listener.stats().unwrap().pending, 0);
+        assert_eq!(listener.stat().unwrap().pending, 0);
         set.wait(&mut events, Some(PATIENCE)).unwrap();
         let server = listener.pending().unwrap().accept().unwrap();
         set.add(&server, 8, Ready::WRITABLE).unwrap();

@@ -232,7 +232,7 @@ fn buffers_can_be_set_and_bound_what_is_accepted() {
         let tuned = c.options().unwrap();
         assert_eq!((tuned.send_buffer, tuned.recv_buffer), (None, None));
         assert_eq!(c.info().unwrap().recv_buffer_bytes, 1 << 20);
-        // What is set again as it was stays tuned.
+        // A program that sets other options leaves the buffers tuned.
         c.set_options(SocketOptions { cork: true, ..tuned }).unwrap();
         assert_eq!(c.options().unwrap(), SocketOptions { cork: true, ..tuned });
         change(&c, |o| o.cork = false);

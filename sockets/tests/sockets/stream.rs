@@ -221,7 +221,7 @@ fn an_unanswered_attempt_ends_by_itself() {
         let listener = TcpListener::bind_with(&b, (B, 80), options).unwrap();
         // From a stack that has the usual patience.
         let _first = TcpStream::connect(&b, (B, 80)).unwrap();
-        eventually("it is in the queue", || listener.stats().unwrap().accept_queue == 1);
+        eventually("it is in the queue", || listener.stat().unwrap().accept_queue == 1);
         let e = TcpStream::connect(&a, (B, 80)).unwrap_err();
         assert_eq!((e.kind(), errno(&e)), (ErrorKind::TimedOut, libc::ETIMEDOUT));
     });
@@ -234,8 +234,8 @@ fn a_listener_reports_its_statistics() {
         let options = ListenOptions { backlog: 3, ..ListenOptions::default() };
         let listener = TcpListener::bind_with(&b, (B, 80), options).unwrap();
         let _clients = [(); 2].map(|()| TcpStream::connect(&a, (B, 80)).unwrap());
-        eventually("both wait to be accepted", || listener.stats().unwrap().accept_queue == 2);
-        let s = listener.stats().unwrap();
+        eventually("both wait to be accepted", || listener.stat().unwrap().accept_queue == 2);
+        let s = listener.stat().unwrap();
         assert_eq!((s.accept_limit, s.embryo_limit, s.embryos, s.cookies_sent), (3, 8, 0, 0));
         let document = b.stat().unwrap().document();
         let told = document.sockets.iter().find_map(|s| s.listener.as_ref()).unwrap();

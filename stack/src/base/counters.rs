@@ -7,6 +7,7 @@ macro_rules! counters {
         /// An event that a shard counts.
         #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
         #[repr(u8)]
+        #[non_exhaustive]
         pub enum Counter {
             $($(#[doc = $doc])* $variant,)*
         }

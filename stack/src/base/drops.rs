@@ -6,6 +6,7 @@ macro_rules! drop_reasons {
         /// Why a packet was dropped. Each drop is counted once, where it is decided.
         #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
         #[repr(u8)]
+        #[non_exhaustive]
         pub enum DropReason {
             $($(#[doc = $doc])* $variant,)*
         }

@@ -1,5 +1,6 @@
 /// Path MTU discovery of a socket's packets (IP_MTU_DISCOVER, IPV6_MTU_DISCOVER).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
 pub enum MtuDiscovery {
     /// What exceeds the path MTU is fragmented, here or, without DF, by routers (IP_PMTUDISC_DONT).
     #[default]

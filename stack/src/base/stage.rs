@@ -11,6 +11,7 @@ macro_rules! stages {
         /// A named point on a packet's path.
         #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
         #[repr(u8)]
+        #[non_exhaustive]
         pub enum Stage {
             $($(#[doc = $doc])* $variant,)*
         }

@@ -45,7 +45,7 @@ pub enum Wake {
 pub struct Caps {
     /// Largest IP packet in bytes, super-frames excepted.
     pub mtu: usize,
-    /// Whether the wire carries Ethernet frames, or IP packets alone ([`crate::device::plain_ip`]).
+    /// Whether the wire carries Ethernet frames, or IP packets alone ([`plain_ip`](crate::device::plain_ip)).
     pub medium: Medium,
     /// The stack's Ethernet address on the device; [`Medium::OWN`] on [`Medium::Ip`].
     pub ether: EtherAddr,
@@ -57,7 +57,7 @@ pub struct Caps {
     pub udp_gso: bool,
     /// Super-frames may be received.
     pub rx_gro: bool,
-    /// Most mbufs of one sent frame; longer chains are linearized by [`crate::device::offload::fit`].
+    /// Most mbufs of one sent frame; longer chains are linearized by [`fit`](crate::device::offload::fit).
     pub max_segs: usize,
     /// Queue pairs.
     pub queues: u16,
@@ -204,6 +204,13 @@ pub struct Attachment {
     pub peek: Option<Arc<dyn Peek>>,
 }
 
+impl core::fmt::Debug for Attachment {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        let mut d = f.debug_struct("Attachment");
+        d.field("region", &self.region).field("peek", &self.peek.is_some()).finish()
+    }
+}
+
 /// The descriptor and events that a sleeping thread passes to `poll(2)`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct WakeFd {
@@ -234,7 +241,7 @@ impl WakeFd {
 /// **Frames.** A [`Packet`](crate::device::Packet) is an Ethernet frame without FCS, in one or more mbufs, with its
 /// offload request (a checksum to complete, segmentation). The stack sends only what [`Caps`] allow: a device that is
 /// [`Caps::plain`] gets complete frames of at most `mtu` + 14 bytes. A device of [`Medium::Ip`] removes the Ethernet
-/// header from sent packets and puts one in front of received packets ([`crate::device::plain_ip`]).
+/// header from sent packets and puts one in front of received packets ([`plain_ip`](crate::device::plain_ip)).
 ///
 /// **Ownership.** The caller owns a frame until [`Device::tx_burst`] takes it from the front of the burst; then
 /// the device does. A synchronous device frees the chain before it returns; one that completes later keeps it
@@ -242,8 +249,9 @@ impl WakeFd {
 /// appends belong to the caller, storage included; a device never writes to them again. Mbufs may belong to
 /// another pool than the caller's (device `link`): `Pool::free` returns them to it.
 ///
-/// **Counting.** The innermost device counts `Tx`/`Rx` `Frames`, `Packets` and `Bytes` ([`crate::device::Tally`]), and
-/// every drop is counted once, by the code that decides it. The caller counts bursts, polls and sleeps.
+/// **Counting.** The innermost device counts `Tx`/`Rx` `Frames`, `Packets` and `Bytes`
+/// ([`Tally`](crate::device::Tally)), and every drop is counted once, by the code that decides it. The caller counts
+/// bursts, polls and sleeps.
 ///
 /// **Sleeping.** `arm`; if it returns true, poll once more with `rx_burst` (and `tx_burst` if frames are
 /// queued; with [`Wake::Level`] and no such frame this poll is left out); if no frame was received, sleep

@@ -2,8 +2,8 @@
 //! tc-netem(8)).
 //!
 //! A [`Path`] is one direction. It holds each frame until it is due. Its behaviour is a function of the seed, the
-//! frames and their times. [`crate::device::impaired`] puts two paths in front of a device, and the simulated link of `drivers`
-//! connects two stacks by two.
+//! frames and their times. [`impaired`](crate::device::impaired) puts two paths in front of a device, and the simulated
+//! link of `drivers` connects two stacks by two.
 //!
 //! ```text
 //! sender ─► size ─► policer ─► queue with its AQM, rate ─► loss ─► bit flips, duplicates

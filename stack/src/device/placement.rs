@@ -1,4 +1,4 @@
-//! The memory that a device fills for a flow ([`crate::device::DirectPlacement`]).
+//! The memory that a device fills for a flow ([`DirectPlacement`](crate::device::DirectPlacement)).
 
 use crate::mbuf::WritableRange;
 

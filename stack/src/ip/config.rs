@@ -36,11 +36,11 @@ pub struct Config {
     /// Addresses. With the first IPv6 address the link-local address derived from `ether` is added
     /// (RFC 4291 appendix A), unless a link-local address is configured.
     pub addresses: Vec<IfAddr>,
-    /// Accepts packets to every unicast address, and answers ARP requests and neighbour
-    /// solicitations for each, as a gateway does for its guests (Linux: AnyIP). Not answered:
-    /// solicitations for addresses of known neighbours, and probes of duplicate address detection.
-    /// Neighbour advertisements have the router flag (RFC 4861 section 4.4).
-    /// Echo requests to addresses other than `addresses` are returned ([`crate::ip::Verdict::EchoRequest`]).
+    /// Accepts packets to every unicast address, and answers ARP requests and neighbour solicitations for each, as a
+    /// gateway does for its guests (Linux: AnyIP). Not answered: solicitations for addresses of known neighbours, and
+    /// probes of duplicate address detection. Neighbour advertisements have the router flag (RFC 4861 section 4.4).
+    /// Echo requests to addresses other than `addresses` are returned
+    /// ([`Verdict::EchoRequest`](crate::ip::Verdict::EchoRequest)).
     pub any_ip: bool,
     /// Routes other than the connected routes of the addresses.
     pub routes: Vec<Route>,
@@ -93,6 +93,7 @@ impl Default for Config {
 
 /// Why a configuration, or a change to it, was refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub enum ConfigError {
     /// The interface's Ethernet address is a group address or zero.
     EtherAddr,

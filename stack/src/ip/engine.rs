@@ -184,7 +184,7 @@ impl Ip {
     }
 
     /// Lowers the path MTU to `dst` to `mtu` bytes, for all traffic. Call it for
-    /// [`crate::ip::ErrorKind::TooBig`] once TCP has adopted the MTU (RFC 5927 section 7.2). Returns
+    /// [`ErrorKind::TooBig`](crate::ip::ErrorKind::TooBig) once TCP has adopted the MTU (RFC 5927 section 7.2). Returns
     /// whether the path MTU changed.
     pub fn lower_path_mtu(&mut self, now: Instant, dst: IpAddr, mtu: usize) -> bool {
         self.lower_path(now, dst, mtu, Evidence::Segment)

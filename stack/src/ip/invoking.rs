@@ -99,6 +99,7 @@ impl<'a> InvokingPacket<'a> {
 
 /// An ICMP error to send.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub enum SentError {
     /// Destination unreachable: ICMP type 3, ICMPv6 type 1.
     Unreachable {

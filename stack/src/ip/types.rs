@@ -48,9 +48,9 @@ pub trait FrameSink {
         let _ = stage;
     }
 
-    /// Queues an Ethernet frame from this stack to itself, with its own address as source and
-    /// destination. The implementation passes it to [`crate::ip::Ip::input`] ([`crate::ip::Origin::Loopback`]) later, not from
-    /// within this call.
+    /// Queues an Ethernet frame from this stack to itself, with its own address as source and destination. The
+    /// implementation passes it to [`Ip::input`](crate::ip::Ip::input)
+    /// ([`Origin::Loopback`](crate::ip::Origin::Loopback)) later, not from within this call.
     ///
     /// # Errors
     /// Returns the chain if the sink is full.
@@ -71,7 +71,7 @@ pub enum Verdict {
     IcmpError(QuotedError),
     /// A reply to an echo request of this host.
     EchoReply(EchoReply),
-    /// An echo request to an address that is not assigned ([`crate::ip::Config::any_ip`]).
+    /// An echo request to an address that is not assigned ([`Config::any_ip`](crate::ip::Config::any_ip)).
     EchoRequest(EchoRequest),
     /// The frame needs no further processing.
     Consumed,
@@ -218,8 +218,8 @@ pub enum ErrorKind {
     /// Port unreachable.
     PortUnreachable,
     /// Fragmentation needed or packet too big. If the flow exists and `seq` is in flight, call
-    /// [`crate::ip::Ip::lower_path_mtu`]; for a datagram of an existing socket,
-    /// [`crate::ip::Ip::lower_datagram_mtu`].
+    /// [`Ip::lower_path_mtu`](crate::ip::Ip::lower_path_mtu); for a datagram of an existing socket,
+    /// [`Ip::lower_datagram_mtu`](crate::ip::Ip::lower_datagram_mtu).
     TooBig {
         /// The path MTU, bytes; less than the packet's length.
         mtu: usize,
@@ -294,7 +294,7 @@ pub struct PathChoice {
     pub route_mtu: usize,
     /// MTU of the interface, the limit of probes, bytes.
     pub link_mtu: usize,
-    /// [`crate::ip::Ip::generation`] at the time of the look-up.
+    /// [`Ip::generation`](crate::ip::Ip::generation) at the time of the look-up.
     pub generation: u64,
     /// The destination is this host.
     pub is_local: bool,

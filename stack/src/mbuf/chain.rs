@@ -2,7 +2,7 @@
 //!
 //! A chain owns its mbufs, which are linked through their descriptors: moving an mbuf allocates nothing,
 //! and appending a chain to another is a store. A dropped chain is pushed on the remote-free list;
-//! [`crate::mbuf::Pool::free`] is cheaper and is used on the data path.
+//! [`Pool::free`](crate::mbuf::Pool::free) is cheaper and is used on the data path.
 //!
 //! `len`, `storage` and `truesize` are the sums over the segments. Empty segments are allowed.
 

@@ -273,9 +273,9 @@ impl Pool {
         Ok(m)
     }
 
-    /// An mbuf over a range of a lender's memory; [`Lender::give_back`] is called when the last reference is
-    /// freed. It is never written and not charged: the lender bounds its loans. Errors, without a loan: no
-    /// descriptor is left, the range is longer than [`crate::mbuf::MAX_MBUF_BYTES`], or it is outside the memory.
+    /// An mbuf over a range of a lender's memory; [`Lender::give_back`] is called when the last reference is freed. It
+    /// is never written and not charged: the lender bounds its loans. Errors, without a loan: no descriptor is left,
+    /// the range is longer than [`MAX_MBUF_BYTES`](crate::mbuf::MAX_MBUF_BYTES), or it is outside the memory.
     ///
     /// Another process may change the bytes until the loan ends. They are copied out ([`Mbuf::copy_to`]) and
     /// never borrowed; a second copy may differ from the first.

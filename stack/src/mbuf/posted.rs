@@ -35,7 +35,7 @@ pub struct BufId {
     pub generation: u64,
 }
 
-/// The position of an mbuf in a posted buffer ([`crate::mbuf::Mbuf::placed`]).
+/// The position of an mbuf in a posted buffer ([`Mbuf::placed`](crate::mbuf::Mbuf::placed)).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Placed {
     /// The buffer.

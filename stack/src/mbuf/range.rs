@@ -28,7 +28,7 @@ impl Mbuf {
     }
 
     /// Bytes of storage behind the range. They are usable only if this is the only reference, or through
-    /// [`crate::mbuf::Pool::append_tail`].
+    /// [`Pool::append_tail`](crate::mbuf::Pool::append_tail).
     #[inline]
     pub fn tailroom(&self) -> usize {
         let d = self.desc();

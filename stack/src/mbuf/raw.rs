@@ -180,8 +180,8 @@ impl Shared {
 
 /// A reference to a range of storage: a segment of a packet or of a stream.
 ///
-/// Dropping it is always safe and pushes it on the remote-free list; [`crate::mbuf::Pool::free_mbuf`] is cheaper
-/// and is used on the data path.
+/// Dropping it is always safe and pushes it on the remote-free list; [`Pool::free_mbuf`](crate::mbuf::Pool::free_mbuf)
+/// is cheaper and is used on the data path.
 ///
 /// ```text
 ///      headroom        len         tailroom
@@ -234,8 +234,9 @@ impl Mbuf {
         unsafe { (*self.desc().storage).purpose }
     }
 
-    /// Whether the storage does not belong to the pool ([`crate::mbuf::Pool::external`], [`crate::mbuf::Pool::lent`],
-    /// [`crate::mbuf::Pool::share`]). External storage is never written.
+    /// Whether the storage does not belong to the pool ([`Pool::external`](crate::mbuf::Pool::external),
+    /// [`Pool::lent`](crate::mbuf::Pool::lent), [`Pool::share`](crate::mbuf::Pool::share)). External storage is never
+    /// written.
     #[inline]
     pub fn is_external(&self) -> bool {
         // SAFETY: alive; `class` is written only while no reference exists.
@@ -254,7 +255,7 @@ impl Mbuf {
         self.is_unique() && !self.is_external()
     }
 
-    /// Whether another process may write the bytes ([`crate::mbuf::Lender`]). They can be copied out, but not
+    /// Whether another process may write the bytes ([`Lender`](crate::mbuf::Lender)). They can be copied out, but not
     /// borrowed.
     #[inline]
     pub fn is_volatile(&self) -> bool {

@@ -25,7 +25,7 @@ pub const MAX_MBUF_BYTES: usize = CLASS_BYTES[CLASSES - 1];
 /// Bytes of a slab: a huge page on x86-64 and arm64. Smaller under Miri, which is slow per byte.
 pub const SLAB_BYTES: usize = if cfg!(miri) { 128 << 10 } else { 2 << 20 };
 
-/// What [`crate::mbuf::Mbuf::as_slice`] returns for storage that another process may write.
+/// What [`Mbuf::as_slice`](crate::mbuf::Mbuf::as_slice) returns for storage that another process may write.
 pub(crate) static ZEROES: [u8; MAX_MBUF_BYTES] = [0; MAX_MBUF_BYTES];
 
 /// The smallest class that holds `bytes`, or `None` above 64 KiB.
@@ -62,7 +62,7 @@ pub enum Purpose {
 }
 
 impl Purpose {
-    /// All purposes, in the order of [`crate::mbuf::PoolStats::used_bytes`].
+    /// All purposes, in the order of [`PoolStats::used_bytes`](crate::mbuf::PoolStats::used_bytes).
     pub const ALL: [Purpose; 3] = [Purpose::Send, Purpose::Receive, Purpose::Control];
 }
 
@@ -100,19 +100,19 @@ pub trait Lender: Send + Sync + 'static {
     fn give_back(&self, tag: u32);
 }
 
-/// The owner of memory that streams send in place, part by part ([`crate::mbuf::Pool::share`]). It is released when
-/// every part is acknowledged and no device reads it. Unlike an [`External`] it can be sent in parts, and it learns if
-/// a part was not delivered.
+/// The owner of memory that streams send in place, part by part ([`Pool::share`](crate::mbuf::Pool::share)). It is
+/// released when every part is acknowledged and no device reads it. Unlike an [`External`] it can be sent in parts, and
+/// it learns if a part was not delivered.
 pub trait SharedBytes: Send + Sync + 'static {
     /// The longest contiguous bytes at `at`. Always the same for the same `at`.
     fn piece(&self, at: usize) -> &[u8];
 
-    /// A stream was discarded, for the reason `why` ([`crate::mbuf::SendQueue::discard`]), before a part in it was
-    /// acknowledged. Called under the pool's lock before the part is released; may be called twice.
+    /// A stream was discarded, for the reason `why` ([`SendQueue::discard`](crate::mbuf::SendQueue::discard)), before a
+    /// part in it was acknowledged. Called under the pool's lock before the part is released; may be called twice.
     fn on_undelivered(&self, why: u8);
 }
 
-/// The notification of remote frees ([`crate::mbuf::Pool::await_remote`]).
+/// The notification of remote frees ([`Pool::await_remote`](crate::mbuf::Pool::await_remote)).
 pub trait Kick: Send + Sync + 'static {
     /// Called when the remote-free list becomes non-empty. The caller is any thread that drops an mbuf and may hold any
     /// lock, so this must not block and must not use the pool.

@@ -97,7 +97,7 @@ impl Summed {
 
 impl Chain {
     /// The one's complement sum of the bytes `range`, limited to the chain. Units whose sums were stored
-    /// when they were copied in ([`crate::mbuf::Pool::keep_sums`]) are not read again.
+    /// when they were copied in ([`Pool::keep_sums`](crate::mbuf::Pool::keep_sums)) are not read again.
     pub fn sum(&self, range: Range<usize>) -> Summed {
         let mut summed = Summed::default();
         let mut at = 0;

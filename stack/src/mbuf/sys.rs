@@ -29,6 +29,12 @@ pub struct Backing {
     keep: Arc<dyn Any + Send + Sync>,
 }
 
+impl core::fmt::Debug for Backing {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Backing").field("left", &self.left).finish_non_exhaustive()
+    }
+}
+
 // SAFETY: the memory may be used from any thread, by one at a time, by the contract of `new`.
 unsafe impl Send for Backing {}
 

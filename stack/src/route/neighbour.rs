@@ -78,6 +78,7 @@ impl Default for NeighbourConfig {
 
 /// Reachability state (RFC 4861 section 7.3.2).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub enum NeighbourState {
     /// Resolution in progress.
     Incomplete,

@@ -127,6 +127,7 @@ impl Route {
 
 /// Why a route was refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub enum RouteError {
     /// The prefix length exceeds the address length.
     PrefixLength,

@@ -15,14 +15,14 @@ use crate::shard::listen::sources::SourceLimits;
 pub const MIN_BUDGET_BYTES: usize = 128 << 10;
 
 /// The configuration of a stack (of each of its shards alike).
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct StackConfig {
     /// Addresses with their prefixes; each makes an on-link route.
     pub addresses: Vec<IfAddr>,
     /// Routes beside the on-link ones.
     pub routes: Vec<Route>,
-    /// Accepts packets to every unicast address, answers ARP and neighbour solicitations for each, and lets
-    /// sockets bind to and send from each, as a gateway does for its guests ([`crate::ip::Config::any_ip`];
+    /// Accepts packets to every unicast address, answers ARP and neighbour solicitations for each, and lets sockets
+    /// bind to and send from each, as a gateway does for its guests ([`Config::any_ip`](crate::ip::Config::any_ip);
     /// Linux: AnyIP and IP_TRANSPARENT). Default off.
     pub any_ip: bool,
     /// Memory: the byte budget and its shares. The default is 256 MiB, of which nothing is touched
@@ -60,7 +60,7 @@ pub struct StackConfig {
     /// Packets from the stack to itself that may wait. Default 256, a full window of super-frames.
     pub loopback_packets: usize,
     /// Join the TCP segments of a received burst in software, where they come as packets of MTU size
-    /// ([`crate::device::gro`]). Default on: worth a tenth to a sixth of the CPU where
+    /// ([`gro`](crate::device::gro)). Default on: worth a tenth to a sixth of the CPU where
     /// a kernel cuts its segments before they reach the device; elsewhere it costs parsing each frame's headers.
     pub gro: bool,
     /// How long the end of the process or of the stack waits until everything that was accepted is

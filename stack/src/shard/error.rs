@@ -12,12 +12,12 @@ use crate::shard::config::MIN_BUDGET_BYTES;
 pub enum SetupError {
     /// The largest packet asked for exceeds the device's.
     Mtu {
-        /// [`crate::shard::StackConfig::mtu`], bytes.
+        /// [`StackConfig::mtu`](crate::shard::StackConfig::mtu), bytes.
         asked: usize,
         /// The device's, bytes.
         device: usize,
     },
-    /// A shard's part of the byte budget is below [`crate::shard::MIN_BUDGET_BYTES`].
+    /// A shard's part of the byte budget is below [`MIN_BUDGET_BYTES`](crate::shard::MIN_BUDGET_BYTES).
     Budget {
         /// The shard's part, bytes.
         bytes: usize,
@@ -60,4 +60,12 @@ fn subject(e: &ConfigError) -> &'static str {
     }
 }
 
-impl core::error::Error for SetupError {}
+impl core::error::Error for SetupError {
+    fn source(&self) -> Option<&(dyn core::error::Error + 'static)> {
+        match self {
+            SetupError::Ip(e) => Some(e),
+            SetupError::Pool(e) => Some(e),
+            _ => None,
+        }
+    }
+}

@@ -427,7 +427,7 @@ pub struct UdpEntry {
     /// Its name in the table of bindings.
     pub binding: Option<u32>,
     /// It does not take IPv4, although bound to `::`.
-    pub v6_only: bool,
+    pub only_v6: bool,
     /// Whether it waits for memory or for the device: see `send_wait.rs` and `retries.rs`.
     pub blocked: SendBlocked,
     /// The headers of what it sends to the peer it is connected to; in memory of their own, since most
@@ -461,7 +461,7 @@ pub struct Echo {
 
 /// Replies that a ping socket keeps at most.
 const PING_REPLIES: usize = 64;
-/// Their charge at most ([`crate::udp::charge`]): as much as a datagram socket by default.
+/// Their charge at most ([`charge`](crate::udp::charge)): as much as a datagram socket by default.
 const PING_BYTES: usize = 256 << 10;
 /// Requests remembered per socket for the ICMP errors about them: more than are under way at the rate of
 /// an ordinary ping.

@@ -15,6 +15,7 @@ use crate::shard::world::Shard;
 
 /// One socket.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct SocketStat {
     /// `tcp`, `udp` or `icmp`.
     pub protocol: &'static str,
@@ -37,6 +38,7 @@ pub struct SocketStat {
 
 /// One shard, or several together.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Stat {
     /// Addresses of the stack.
     pub addresses: Vec<IfAddr>,

@@ -4,7 +4,7 @@ use crate::base::Duration;
 use crate::tcp::CongestionControl;
 
 /// Configuration of a connection. Every Tcb holds a copy. Options that can change during the
-/// connection have setters on [`crate::tcp::Tcb`], and on a program's `TcpStream`.
+/// connection have setters on [`Tcb`](crate::tcp::Tcb), and on a program's `TcpStream`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Config {
     /// Send buffer, bytes. Default 1 MiB: several 64 KiB super-segments in flight while the writer
@@ -36,8 +36,8 @@ pub struct Config {
     /// SYNs.
     pub syn_retries: u32,
     /// How long data may stay unacknowledged before the connection fails with
-    /// [`crate::tcp::ConnError::TimedOut`] (R2). Default 120 s, a little over the 100 s that RFC 9293
-    /// section 3.8.3 asks for. Linux waits about 924 s.
+    /// [`ConnError::TimedOut`](crate::tcp::ConnError::TimedOut) (R2). Default 120 s, a little over the 100 s that RFC
+    /// 9293 section 3.8.3 asks for. Linux waits about 924 s.
     pub user_timeout: Duration,
     /// Length of TIME-WAIT (2 MSL). Default 60 s as Linux. RFC 9293 section 3.4.2 suggests an MSL
     /// of 2 min; with timestamps PAWS rejects old duplicates anyway.
@@ -65,8 +65,8 @@ pub struct Config {
     /// large packets silently then delays the connection by seconds instead of stalling it. Other paths cost
     /// nothing. Linux: off by default.
     pub mtu_probing: crate::tcp::MtuProbing,
-    /// The largest rate of sending, bytes per second ([`crate::tcp::Tcb::set_max_pacing_rate`]). Default
-    /// none.
+    /// The largest rate of sending, bytes per second
+    /// ([`Tcb::set_max_pacing_rate`](crate::tcp::Tcb::set_max_pacing_rate)). Default none.
     pub max_pacing_rate: Option<u64>,
 }
 

@@ -1,14 +1,14 @@
 //! Congestion control: how many bytes may be in flight.
 //!
-//! The engine detects losses ([`crate::tcp::recovery`]) and reports the inputs of a controller: deliveries, the start
-//! of a loss episode, time-outs, idle periods, and that an episode turned out to be spurious. A controller answers with
-//! its congestion window. It has no sequence numbers, clock or timer of its own; windows are in bytes.
+//! The engine detects losses ([`recovery`](crate::tcp::recovery)) and reports the inputs of a controller: deliveries,
+//! the start of a loss episode, time-outs, idle periods, and that an episode turned out to be spurious. A controller
+//! answers with its congestion window. It has no sequence numbers, clock or timer of its own; windows are in bytes.
 //!
 //! There are two kinds. A window-based controller ([`Cubic`](cubic::Cubic),
 //! [`NewReno`](new_reno::NewReno)) grows its window by what was acknowledged, and reduces it once per
 //! loss episode; fast recovery follows PRR. A model-based controller ([`Bbr`](bbr::Bbr)) sees each
-//! delivery-rate sample ([`crate::tcp::delivery`]) and each lost run, and sets window and pacing rate
-//! ([`crate::tcp::pacing`]) itself, in recovery too.
+//! delivery-rate sample ([`delivery`](crate::tcp::delivery)) and each lost run, and sets window and pacing rate
+//! ([`pacing`](crate::tcp::pacing)) itself, in recovery too.
 //!
 //! A further controller is a file in `congestion/` that implements [`Controller`], and a line in the
 //! list below. The list yields the public names, the configuration and the dispatch, which is a
@@ -209,6 +209,7 @@ pub(crate) trait Controller {
 
 /// A controller's model of the path, for display (Linux: `struct tcp_bbr_info`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct PathModel {
     /// The phase of its state machine.
     pub phase: &'static str,
@@ -227,6 +228,7 @@ macro_rules! controllers {
     ($($(#[$doc:meta])* $variant:ident, $name:literal, $type:ty;)*) => {
         /// A congestion control algorithm.
         #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+        #[non_exhaustive]
         pub enum CongestionControl {
             $($(#[$doc])* $variant,)*
         }

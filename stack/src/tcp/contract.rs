@@ -173,7 +173,7 @@ pub enum EmitError {
     Lost,
 }
 
-/// The result of [`crate::tcp::Tcb::output`].
+/// The result of [`Tcb::output`](crate::tcp::Tcb::output).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use]
 pub enum Sent {
@@ -228,7 +228,7 @@ impl Events {
     pub const CONNECTED: Events = Events(1 << 2);
     /// The peer's FIN was received: end of file after the readable bytes.
     pub const PEER_CLOSED: Events = Events(1 << 3);
-    /// The connection failed: see [`crate::tcp::Tcb::take_error`].
+    /// The connection failed: see [`Tcb::take_error`](crate::tcp::Tcb::take_error).
     pub const ERROR: Events = Events(1 << 4);
     /// The connection entered CLOSED or TIME-WAIT.
     pub const CLOSED: Events = Events(1 << 5);

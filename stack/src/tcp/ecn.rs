@@ -17,7 +17,7 @@
 //! New data is ECN-capable. SYNs, pure ACKs, retransmissions and probes are not (RFC 3168 sections 6.1.1 and 6.1.4 to
 //! 6.1.6): marks on them would make denial of service easier. The window is reduced once per round trip, by less than
 //! for a loss (RFC 8511), and not while an episode of losses has already reduced it. Controllers that respond to the
-//! share of marked bytes get it with their samples ([`crate::tcp::congestion::Sample`]).
+//! share of marked bytes get it with their samples ([`Sample`](crate::tcp::congestion::Sample)).
 //!
 //! A path that changes ECN fields or the feedback is detected (section 3.2.2.3, 3.2.2.4, 3.2.3.2): new data is then no
 //! longer ECN-capable, and feedback is ignored. This side continues to report received marks.
@@ -49,6 +49,7 @@ pub(crate) use handshake::{answer_to_syn, reflected};
 /// Whether connections use ECN (Linux: `net.ipv4.tcp_ecn`). Accurate feedback takes precedence over that of
 /// RFC 3168.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+#[non_exhaustive]
 pub enum EcnPolicy {
     /// Never (0).
     Off,

@@ -7,7 +7,7 @@ use crate::wire::tcp::Header;
 
 impl Tcb {
     /// The connection of a valid SYN cookie, in SYN-RECEIVED with the SYN,ACK sent. `syn` is what
-    /// [`crate::tcp::check_cookie`] reconstructed from `ack`. Pass `ack` to [`Tcb::input`] next.
+    /// [`check_cookie`](crate::tcp::check_cookie) reconstructed from `ack`. Pass `ack` to [`Tcb::input`] next.
     ///
     /// The round-trip time and the window of the SYN,ACK are unknown. If the budget has shrunk
     /// meanwhile, the peer retransmits what no longer fits.

@@ -6,6 +6,7 @@ use crate::tcp::{CongestionControl, PathModel, SendTimes, Tcb};
 
 /// A snapshot of a connection.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct Info {
     /// The state.
     pub state: State,

@@ -17,7 +17,7 @@ pub struct Keepalive {
     /// Interval between unanswered probes (TCP_KEEPINTVL). Default 75 s.
     pub interval: Duration,
     /// Unanswered probes before the connection fails (TCP_KEEPCNT). Default 9. A user time-out
-    /// overrides it (`TcpStream::set_user_timeout`).
+    /// overrides it (`SocketOptions::user_timeout`).
     pub count: u32,
 }
 

@@ -22,7 +22,7 @@
 //! interval. Ten minutes after its end it is repeated.
 //!
 //! Sizes are of segments, TCP options included: MTU less IP and TCP header. What limits them is evaluated in
-//! [`Tcb::update_segment_sizes`]; what an ICMP message may do is decided in [`crate::tcp::input::icmp`].
+//! [`Tcb::update_segment_sizes`]; what an ICMP message may do is decided in [`icmp`](crate::tcp::input::icmp).
 //!
 //! Differences from Linux, which has the same three modes:
 //! - Linux waits for about 3 s and then halves the size with each time-out, down to 48 bytes; here it is
@@ -37,6 +37,7 @@ use crate::tcp::timers::later;
 
 /// When a connection probes for its segment size (`net.ipv4.tcp_mtu_probing` of Linux).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+#[non_exhaustive]
 pub enum MtuProbing {
     /// Never: only ICMP messages lower it (0 on Linux, and its default).
     Off,

@@ -52,6 +52,7 @@ pub(crate) struct Statistics {
 
 /// How long each limit held sending back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
 pub struct SendTimes {
     /// Data was unsent or unacknowledged (`tcpi_busy_time`); the others are parts of it.
     pub busy: Duration,

@@ -1,5 +1,6 @@
 //! The timers of a connection. They are plain fields: the stack's timer wheel is lazy and reads
-//! [`crate::tcp::Tcb::next_deadline`] when an entry expires, so that moving a deadline costs one store.
+//! [`Tcb::next_deadline`](crate::tcp::Tcb::next_deadline) when an entry expires, so that moving a deadline costs one
+//! store.
 
 use crate::base::{Duration, Instant};
 

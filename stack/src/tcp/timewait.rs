@@ -6,7 +6,7 @@ use crate::tcp::challenge::ChallengeLimit;
 use crate::tcp::timers::later;
 use crate::wire::tcp::{Flags, Header, Options, Timestamps};
 
-/// A connection in TIME-WAIT. Created by [`crate::tcp::Tcb::time_wait_entry`].
+/// A connection in TIME-WAIT. Created by [`Tcb::time_wait_entry`](crate::tcp::Tcb::time_wait_entry).
 #[derive(Clone, Copy, Debug)]
 pub struct TimeWait {
     pub(crate) snd_nxt: SeqNum,

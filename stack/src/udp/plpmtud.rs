@@ -31,6 +31,7 @@ const THRESHOLD_BYTES: usize = 8;
 
 /// The phases of section 5.2.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub enum PlpmtudState {
     /// The base size is to be confirmed.
     Base,

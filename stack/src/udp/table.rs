@@ -30,7 +30,7 @@ pub struct BindOptions {
     /// receives.
     pub reuse_address: bool,
     /// A binding to `[::]` does not receive IPv4 datagrams (IPV6_V6ONLY).
-    pub v6_only: bool,
+    pub only_v6: bool,
     /// Binds to every port of the address that no other socket is bound to. The port of the address
     /// is 0.
     pub any_port: bool,
@@ -250,7 +250,7 @@ impl<H: Copy> UdpTable<H> {
             }
             // Several bindings may share the key; v6-only ones do not receive IPv4.
             let first = self.slot_of(&wildcard(IpAddr::V6(Ipv6Addr::UNSPECIFIED)))?;
-            self.bindings_of_key(first).find(|(_, b)| !b.options.v6_only).map(|(_, b)| b.handle)
+            self.bindings_of_key(first).find(|(_, b)| !b.options.only_v6).map(|(_, b)| b.handle)
         })
     }
 
@@ -400,7 +400,7 @@ fn overlaps(a: IpAddr, a_options: BindOptions, b: IpAddr, b_options: BindOptions
         return a == b || a.is_unspecified() || b.is_unspecified();
     }
     let is_dual_stack =
-        |ip: IpAddr, o: BindOptions| ip.is_ipv6() && ip.is_unspecified() && !o.v6_only;
+        |ip: IpAddr, o: BindOptions| ip.is_ipv6() && ip.is_unspecified() && !o.only_v6;
     is_dual_stack(a, a_options) || is_dual_stack(b, b_options)
 }
 

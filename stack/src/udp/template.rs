@@ -28,7 +28,7 @@ impl Template {
     }
 
     /// Writes the header of a datagram whose UDP length is `length` bytes, header included. The
-    /// result equals that of [`crate::udp::output`]: the checksum field holds the folded pseudo-header
+    /// result equals that of [`output`](crate::udp::output): the checksum field holds the folded pseudo-header
     /// sum.
     #[inline(always)]
     pub fn emit(&self, length: u16, header: &mut [u8; HEADER_BYTES]) {

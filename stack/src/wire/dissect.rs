@@ -20,7 +20,7 @@ pub struct Network {
     pub src: IpAddr,
     /// Destination address.
     pub dst: IpAddr,
-    /// Protocol of the header after IP and its extension headers, see [`crate::wire::protocol`].
+    /// Protocol of the header after IP and its extension headers, see [`protocol`].
     pub protocol: u8,
     /// Offset of the transport header in the frame, bytes.
     pub l4: usize,

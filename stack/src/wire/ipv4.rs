@@ -38,7 +38,7 @@ pub struct Header {
     pub src: Ipv4Addr,
     /// Destination address.
     pub dst: Ipv4Addr,
-    /// Protocol number, see [`crate::wire::protocol`].
+    /// Protocol number, see [`protocol`](crate::wire::protocol).
     pub protocol: u8,
     /// Time to live.
     pub ttl: u8,

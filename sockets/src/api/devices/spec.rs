@@ -22,13 +22,13 @@ pub enum Spec {
     /// `NAME`: an interface of any kind. A TAP if it is one or does not exist yet, a TUN if it is one, else
     /// as [`Spec::Packet`].
     Interface(String),
-    /// `tap:NAME`: see [`super::tap`].
+    /// `tap:NAME`: see [`tap`](super::tap).
     Tap(String),
-    /// `tun:NAME`: see [`super::tun`].
+    /// `tun:NAME`: see [`tun`](super::tun).
     Tun(String),
-    /// `packet:INTERFACE`: see [`super::packet`].
+    /// `packet:INTERFACE`: see [`packet`](super::packet).
     Packet(String),
-    /// `shm:NAME`: see [`super::shm`].
+    /// `shm:NAME`: see [`shm`](super::shm).
     Shm(String),
 }
 
@@ -88,7 +88,7 @@ impl Spec {
     /// Opens `queues` queues of the device, each for a shard of its own: see [`Builder::devices`](crate::Builder::devices).
     ///
     /// # Errors
-    /// As [`super::open`]; [`Spec::Shm`] has one queue.
+    /// As [`open`](super::open); [`Spec::Shm`] has one queue.
     pub fn open(&self, queues: u16) -> Result<Queues, OpenError> {
         match self {
             Spec::Interface(name) => open_interface(name, queues),

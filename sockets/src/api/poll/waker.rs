@@ -23,10 +23,25 @@ impl Woken {
     }
 }
 
-/// Ends a wait of a [`super::PollSet`] from any thread: see [`super::PollSet::waker`].
+/// Ends a wait of a [`PollSet`](super::PollSet) from any thread: see [`PollSet::waker`](super::PollSet::waker).
 ///
 /// As a [`std::task::Waker`] (`Waker::into`) it can be passed to a completion or a future, whose end the poll set then
 /// reports. Not for signal handlers: it takes a lock.
+///
+/// ```
+/// # use fulmar::{Stack, devices};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let (device, _peer) = devices::link_pair()?;
+/// # let stack = Stack::builder().device(device).address("10.0.0.1/24".parse()?).unlisted().build()?;
+/// let set = stack.poll_set()?;
+/// let waker = set.waker(9);
+/// std::thread::spawn(move || waker.wake());
+/// let mut events = Vec::new();
+/// set.wait(&mut events, None)?;
+/// assert_eq!(events[0].token, 9);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct Waker {
     woken: Arc<Woken>,

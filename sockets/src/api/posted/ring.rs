@@ -21,7 +21,7 @@ use crate::api::tcp::TcpStream;
 ///
 /// ```
 /// # use std::io::Write;
-/// # use fulmar::zero_copy::RecvBuf;
+/// use fulmar::zero_copy::{RecvBuf, ZeroCopy};
 /// # use fulmar::{Stack, TcpListener, TcpStream, devices};
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let (a, b) = devices::link_pair()?;

@@ -99,6 +99,12 @@ pub struct PacketDevice {
     arriving: Burst,
 }
 
+impl std::fmt::Debug for PacketDevice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PacketDevice").finish_non_exhaustive()
+    }
+}
+
 impl Device for PacketDevice {
     forward_device!(self => self.link, except rx_burst);
 
@@ -212,7 +218,7 @@ impl PacketSender {
 /// let (device, mut sender, mut receiver) = devices::channel(1500)?;
 /// let stack = Stack::builder().device(device).address("10.0.0.2/24".parse()?).build()?;
 /// let socket = UdpSocket::bind(&stack, "10.0.0.2:7000")?;
-/// socket.send_to(b"hello", "192.0.2.1:53")?;
+/// socket.send_to(b"hello", "10.0.0.1:53")?;
 /// # let stack = Stack::builder();
 /// let packet = receiver.recv()?;
 /// assert!(packet.ends_with(b"hello"));

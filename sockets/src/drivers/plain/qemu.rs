@@ -23,6 +23,12 @@ pub struct QemuStream {
     sent: usize,
 }
 
+impl std::fmt::Debug for QemuStream {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("QemuStream").field("stream", &self.stream).finish_non_exhaustive()
+    }
+}
+
 impl QemuStream {
     /// Over a connected stream.
     pub fn new(stream: UnixStream) -> QemuStream {

@@ -51,6 +51,12 @@ pub struct Shm {
     stats: DeviceStats,
 }
 
+impl std::fmt::Debug for Shm {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shm").field("side", &self.side).finish_non_exhaustive()
+    }
+}
+
 /// How the link ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum End {

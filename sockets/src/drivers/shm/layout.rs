@@ -31,7 +31,7 @@ pub(super) const PIECES: usize = 13;
 pub(super) const SENT: usize = 0;
 /// Slots returned.
 pub(super) const RETURNED: usize = 128;
-/// The sleeper's request; see [`super::bell`].
+/// The sleeper's request; see [`bell`](super::bell).
 pub(super) const BELL: usize = 256;
 /// [`CLOSED`] once the owner has dropped its device.
 pub(super) const STATE: usize = 384;

@@ -21,7 +21,7 @@ fn a_tap_made_for_several_queues_is_taken_if_it_is_nobodys() {
         ip("tuntap add dev tap0 mode tap multi_queue");
         for _ in 0..2 {
             let _tap = open();
-            let text = Tap::open(&config()).err().expect("it is the first one's").to_string();
+            let text = Tap::open(&config()).expect_err("it is the first one's").to_string();
             assert!(text.contains("another program is attached"), "{text}");
         }
     });
@@ -35,7 +35,7 @@ fn a_tun_made_for_several_queues_is_taken_if_it_is_nobodys() {
         let config = TunConfig { name: "tun0".into(), ..TunConfig::default() };
         for _ in 0..2 {
             let _tun = Tun::open(&config).unwrap();
-            let text = Tun::open(&config).err().expect("it is the first one's").to_string();
+            let text = Tun::open(&config).expect_err("it is the first one's").to_string();
             assert!(text.contains("another program is attached"), "{text}");
         }
     });
@@ -45,11 +45,11 @@ fn a_tun_made_for_several_queues_is_taken_if_it_is_nobodys() {
 fn an_interface_that_is_not_a_tap_is_refused_with_advice() {
     namespace::run("attach::an_interface_that_is_not_a_tap_is_refused_with_advice", TUN, || {
         ip("link add tap0 type veth peer name v1");
-        let text = Tap::open(&config()).err().expect("it is a veth").to_string();
+        let text = Tap::open(&config()).expect_err("it is a veth").to_string();
         assert!(text.contains("is not a TAP") && text.contains("another name"), "{text}");
         ip("link del tap0");
         ip("tuntap add dev tap0 mode tun multi_queue");
-        let text = Tap::open(&config()).err().expect("it is a TUN").to_string();
+        let text = Tap::open(&config()).expect_err("it is a TUN").to_string();
         assert!(text.contains("is not a TAP"), "{text}");
     });
 }

@@ -334,7 +334,7 @@ fn tap_held_by_another_is_refused_with_advice() {
     namespace::run("tap_held_by_another_is_refused_with_advice", TUN, || {
         let _first = tap();
         let again = Tap::open(&TapConfig { name: "tap0".into(), ..TapConfig::default() });
-        let text = again.err().expect("the interface is taken").to_string();
+        let text = again.expect_err("the interface is taken").to_string();
         assert!(text.contains("tap0") && text.contains("another program is attached"), "{text}");
     });
 }
@@ -478,8 +478,7 @@ fn packet_link_follows_the_interface() {
 fn packet_on_a_missing_interface_is_refused_with_advice() {
     namespace::run("packet_on_a_missing_interface_is_refused_with_advice", None, || {
         let config = PacketConfig { interface: "none0".into(), ..PacketConfig::default() };
-        let text =
-            PacketSocket::open(&config).err().expect("there is no such interface").to_string();
+        let text = PacketSocket::open(&config).expect_err("there is no such interface").to_string();
         assert!(text.contains("none0") && text.contains("ip -o link"), "{text}");
     });
 }

@@ -17,6 +17,7 @@ const MAX_PACKET_BYTES: u64 = 1500 + 14 + WIRE_OVERHEAD_BYTES;
 
 /// Active queue management of the queue in front of a limited rate.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
 pub enum Aqm {
     /// None: the queue drops when it is full.
     #[default]

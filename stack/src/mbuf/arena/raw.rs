@@ -263,7 +263,7 @@ impl Arena {
         }
     }
 
-    /// Appends the bytes that fit into an mbuf; see [`crate::mbuf::Pool::append_tail`].
+    /// Appends the bytes that fit into an mbuf; see [`Pool::append_tail`](crate::mbuf::Pool::append_tail).
     pub(crate) fn append_tail(&mut self, m: &mut Mbuf, bytes: &[u8]) -> usize {
         if !self.owns(m) || m.is_external() {
             return 0;

@@ -1,4 +1,4 @@
-//! Mbufs over shared bytes ([`crate::mbuf::SharedBytes`]).
+//! Mbufs over shared bytes ([`SharedBytes`](crate::mbuf::SharedBytes)).
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! Mbufs over memory that another process may write at any time ([`crate::mbuf::Lender`]).
+//! Mbufs over memory that another process may write at any time ([`Lender`](crate::mbuf::Lender)).
 //!
 //! Such bytes are never borrowed: [`Mbuf::as_slice`] returns zeroes, and calling it is a bug. They are copied out
 //! ([`Mbuf::copy_to`]) or passed to a system call by address ([`Mbuf::kernel_part`]).

@@ -7,11 +7,12 @@
 pub struct PoolConfig {
     /// Maximum bytes of storage in use.
     pub budget_bytes: usize,
-    /// Maximum of [`crate::mbuf::Purpose::Send`].
+    /// Maximum of [`Purpose::Send`](crate::mbuf::Purpose::Send).
     pub send_share_bytes: usize,
-    /// Maximum of [`crate::mbuf::Purpose::Receive`].
+    /// Maximum of [`Purpose::Receive`](crate::mbuf::Purpose::Receive).
     pub receive_share_bytes: usize,
-    /// Bytes reserved for [`crate::mbuf::Purpose::Control`], which may use free bytes of the shares as well.
+    /// Bytes reserved for [`Purpose::Control`](crate::mbuf::Purpose::Control), which may use free bytes of the shares
+    /// as well.
     pub control_reserve_bytes: usize,
     /// Request huge pages (`MADV_HUGEPAGE`).
     pub huge_pages: bool,

@@ -7,7 +7,7 @@ pub struct PoolStats {
     pub budget_bytes: usize,
     /// Bytes of mapped slabs.
     pub slab_bytes: usize,
-    /// Storage in use by purpose, in the order of [`crate::mbuf::Purpose::ALL`].
+    /// Storage in use by purpose, in the order of [`Purpose::ALL`](crate::mbuf::Purpose::ALL).
     pub used_bytes: [usize; 3],
     /// Descriptors in use: of mbufs and chains, or on the remote-free list.
     pub mbufs_in_use: usize,

@@ -140,7 +140,7 @@ pub(super) fn unique_bytes_mut(memory: &mut Arc<Memory>) -> Option<&mut [u8]> {
 /// The writable range of a posted buffer: exclusive access from the first byte that is not filled to the
 /// end.
 ///
-/// After its drop the [`super::PostedBuf`] can make another one.
+/// After its drop the [`PostedBuf`](super::PostedBuf) can make another one.
 pub struct WritableRange {
     memory: Arc<Memory>,
     /// Offset of the first writable byte. `high <= from <= bytes`.

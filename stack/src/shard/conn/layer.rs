@@ -23,7 +23,7 @@ pub(crate) struct Tcp {
     pub flow_cache: FlowCache,
     /// Listeners by port; several may share a port with different addresses. Port 0: those for every port.
     pub listeners: BTreeMap<u16, Vec<SlotId>>,
-    /// SYNs of listeners with [`crate::shard::ConditionalAccept`] that await a decision.
+    /// SYNs of listeners with [`ConditionalAccept`](crate::shard::ConditionalAccept) that await a decision.
     pub pending: PendingTable,
     pub time_wait: TimeWaitTable,
     pub time_wait_timer: Option<TimerId>,

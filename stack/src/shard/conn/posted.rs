@@ -1,5 +1,5 @@
 //! The posted buffers of a connection, and the connections of a shard that have some. The state machine that fills the
-//! buffers is [`crate::socket::posted::Posted`].
+//! buffers is [`Posted`](crate::socket::posted::Posted).
 
 mod placer;
 mod run;

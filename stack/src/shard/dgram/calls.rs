@@ -114,7 +114,7 @@ impl UdpSockets<'_> {
         let (Some(bound), Some(binding)) = (entry.socket.local, entry.binding) else {
             return Err(SocketError::Invalid);
         };
-        check_family(bound, entry.v6_only, remote)?;
+        check_family(bound, entry.only_v6, remote)?;
         let ip = if bound.ip().is_unspecified() { choice.src } else { bound.ip() };
         let local = with_zone(ip, bound.port(), zone_of(remote));
         self.shard.udp.table.connect(binding, local, remote).map_err(bind_error)?;
@@ -242,12 +242,12 @@ pub(crate) fn unmap(a: SocketAddr) -> SocketAddr {
 /// Whether a socket bound to `bound` may send to `remote`.
 pub(crate) fn check_family(
     bound: SocketAddr,
-    v6_only: bool,
+    only_v6: bool,
     remote: SocketAddr,
 ) -> Result<(), SocketError> {
     let ok = match (bound.ip(), remote.ip()) {
         (IpAddr::V4(_), IpAddr::V4(_)) | (IpAddr::V6(_), IpAddr::V6(_)) => true,
-        (IpAddr::V6(ip), IpAddr::V4(_)) => ip == Ipv6Addr::UNSPECIFIED && !v6_only,
+        (IpAddr::V6(ip), IpAddr::V4(_)) => ip == Ipv6Addr::UNSPECIFIED && !only_v6,
         (IpAddr::V4(_), IpAddr::V6(_)) => false,
     };
     if ok && remote.ip() != IpAddr::V4(Ipv4Addr::UNSPECIFIED) && !remote.ip().is_multicast() {
@@ -290,7 +290,7 @@ impl Udp {
         let id = core.sockets.insert(Socket::Udp(Box::new(UdpEntry {
             socket: UdpSocket::new(),
             binding: None,
-            v6_only: options.v6_only,
+            only_v6: options.only_v6,
             blocked: Default::default(),
             template: None,
             watch: Default::default(),

@@ -50,8 +50,8 @@ impl<'a> SendMessage<'a> {
     }
 
     /// The same from another source address (IP_PKTINFO): one of the stack, or with
-    /// [`crate::shard::StackConfig::any_ip`] any (IP_TRANSPARENT). The port is that of the socket or 0; a socket that
-    /// is bound to every port has to give it.
+    /// [`StackConfig::any_ip`](crate::shard::StackConfig::any_ip) any (IP_TRANSPARENT). The port is that of the socket
+    /// or 0; a socket that is bound to every port has to give it.
     #[must_use]
     pub const fn from(self, source: SocketAddr) -> SendMessage<'a> {
         SendMessage { from: Some(source), ..self }

@@ -360,7 +360,7 @@ fn check_datagram<I>(
         return Err(SocketError::Invalid);
     }
     let bound = local.ok_or(SocketError::Invalid)?;
-    check_family(bound, entry.v6_only, remote)?;
+    check_family(bound, entry.only_v6, remote)?;
     let (from, options) = (request.from, HeaderOptions::of(&entry.socket));
     let bound = source_of(bound, from)?;
     if from.is_some() && bound.is_ipv4() != remote.is_ipv4() {

@@ -28,7 +28,7 @@ use crate::shard::world::Shard;
 
 impl IcmpSockets<'_> {
     /// Opens the echo listener: the socket that receives echo requests to addresses that are not the stack's own
-    /// ([`crate::shard::StackConfig::any_ip`]).
+    /// ([`StackConfig::any_ip`](crate::shard::StackConfig::any_ip)).
     ///
     /// # Errors
     /// [`SocketError::AddressInUse`]: there is one. [`SocketError::NoBuffer`]: too many sockets.
@@ -58,7 +58,8 @@ impl IcmpSockets<'_> {
         }
     }
 
-    /// Sends an echo reply from `src`, any address with [`crate::shard::StackConfig::any_ip`], to `dst`.
+    /// Sends an echo reply from `src`, any address with [`StackConfig::any_ip`](crate::shard::StackConfig::any_ip), to
+    /// `dst`.
     ///
     /// # Errors
     /// [`SocketError::BadHandle`]: `id` is not an echo listener. [`SocketError::AddressNotAvailable`]: `src` is not the

@@ -1,10 +1,10 @@
 //! Packets on their way up: from the burst of the device to the layer, and the shard of the stack, that owns
 //! their flow.
 //!
-//! A TCP flow belongs to the shard that the hash of its two ends names ([`crate::base::OwnerKey`]), whatever queue its
-//! packets come on; flows never move. A datagram belongs to a shard that has a socket on its port. If several shards
-//! have one, the hash decides between them, so that one peer always meets the same socket. Ping sockets live on the
-//! first shard. The answers of neighbours are copied to every shard.
+//! A TCP flow belongs to the shard that the hash of its two ends names ([`OwnerKey`](crate::base::OwnerKey)), whatever
+//! queue its packets come on; flows never move. A datagram belongs to a shard that has a socket on its port. If several
+//! shards have one, the hash decides between them, so that a peer always meets the same socket. Ping sockets live on
+//! the first shard. The answers of neighbours are copied to every shard.
 
 use crate::base::{Counter, DropReason, Instant, Stage};
 use crate::device::Packet;

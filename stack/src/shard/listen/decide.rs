@@ -161,7 +161,7 @@ fn report_unreachable(net: &mut Net, now: Instant, entry: &PendingSyn, code: u8)
 
 impl Shard {
     /// The oldest pending connection that was not returned before, of a listener with
-    /// [`crate::shard::ListenOptions::conditional_accept`].
+    /// [`ListenOptions::conditional_accept`](crate::shard::ListenOptions::conditional_accept).
     ///
     /// # Errors
     /// [`SocketError::Invalid`]: a listener without that, or no listener. [`SocketError::NetworkDown`].
@@ -183,8 +183,8 @@ impl Shard {
     /// # Errors
     /// [`SocketError::ConnectionAborted`]: a reset of the peer or the time-out has ended it. From `Accept`, with the
     /// connection still pending: [`SocketError::NoBuffer`] without a free socket or at a limit of its source
-    /// ([`crate::shard::SourceLimits`]), [`SocketError::NetworkUnreachable`], [`SocketError::AddressInUse`] if the
-    /// program has connected between the same addresses and ports meanwhile.
+    /// ([`SourceLimits`](crate::shard::SourceLimits)), [`SocketError::NetworkUnreachable`],
+    /// [`SocketError::AddressInUse`] if the program has connected between the same addresses and ports meanwhile.
     pub fn tcp_decide(
         &mut self,
         now: Instant,

@@ -14,7 +14,8 @@
 //!
 //! A SYN with a valid Fast Open cookie opens a connection in the accept queue at once: see `fast_open.rs`.
 //!
-//! A listener with [`crate::shard::ConditionalAccept`] offers a SYN to its program before it is answered: see `pending.rs`.
+//! A listener with [`ConditionalAccept`](crate::shard::ConditionalAccept) offers a SYN to its program before it is
+//! answered: see `pending.rs`.
 //!
 //! An embryo is a whole connection: a compact record would need the SYN-RECEIVED state of the engine a
 //! second time, and `syn_backlog` bounds the memory either way.

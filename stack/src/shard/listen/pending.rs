@@ -38,6 +38,7 @@ pub struct PendingId(pub(crate) SlotId);
 
 /// The options of a SYN.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
 pub struct SynOptions {
     /// Maximum segment size, bytes.
     pub mss: Option<u16>,

@@ -13,6 +13,7 @@ const MIN_SYN_BACKLOG: usize = 8;
 
 /// When a listener answers SYNs with cookies (Linux: `net.ipv4.tcp_syncookies`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
 pub enum SynCookies {
     /// Never: in a full SYN queue the oldest embryo is replaced (Linux: 0).
     Off,
@@ -53,9 +54,9 @@ pub struct ListenOptions {
     pub syn_backlog: Option<usize>,
     /// When SYNs are answered with cookies. Default: while there is no space for an embryo.
     pub syn_cookies: SynCookies,
-    /// Offers each SYN to the program as a pending connection, before it is answered
-    /// (`TcpListener::pending`; of a shard [`crate::shard::Shard::tcp_pending`]). Such a listener has neither embryos nor
-    /// cookies nor an accept queue. Default: the stack answers.
+    /// Offers each SYN to the program as a pending connection, before it is answered (`TcpListener::pending`; of a
+    /// shard [`Shard::tcp_pending`](crate::shard::Shard::tcp_pending)). Such a listener has neither embryos nor cookies
+    /// nor an accept queue. Default: the stack answers.
     pub conditional_accept: Option<ConditionalAccept>,
     /// Takes the data of SYNs with a valid Fast Open cookie before the handshake is complete (RFC 7413), and gives
     /// cookies to those who ask. What a program does with such data it may do twice, if the network duplicates the
@@ -181,7 +182,7 @@ pub(crate) struct SynQueue {
     pub order: VecDeque<SlotId>,
     /// Until when a cookie that was sent may come back.
     pub cookies_until: Instant,
-    /// Counts; lengths and limits are filled in by [`crate::shard::sockets::Listener::stat`].
+    /// Counts; lengths and limits are filled in by [`Listener::stat`](crate::shard::sockets::Listener::stat).
     pub counts: ListenerStat,
 }
 

@@ -1,5 +1,6 @@
-//! Writers that wait for send memory: the pool, or the writer's fair part of it ([`crate::mbuf::FairShare`]),
-//! has none now. A writer is woken by the event that ends its wait; none is polled.
+//! Writers that wait for send memory: the pool, or the writer's fair part of it
+//! ([`FairShare`](crate::mbuf::FairShare)), has none now. A writer is woken by the event that ends its wait; none is
+//! polled.
 //!
 //! | a writer waits because | it is woken |
 //! |---|---|
@@ -9,7 +10,7 @@
 //!
 //! Memory is freed by ACKs and completions, which a step handles. Other threads and stacks free to the
 //! pool's remote-free list: the shard drains it when it runs, and while a writer waits the pool asks for a
-//! kick ([`crate::mbuf::Pool::await_remote`]).
+//! kick ([`Pool::await_remote`](crate::mbuf::Pool::await_remote)).
 //!
 //! Bounded by the number of sockets: each is in a queue at most once, and knows in which.
 

@@ -44,7 +44,7 @@ impl Window {
         self.cwnd < self.ssthresh
     }
 
-    /// See [`super::Congestion::set_mss`].
+    /// See [`Congestion::set_mss`](super::Congestion::set_mss).
     pub(crate) fn set_mss(&mut self, mss: u32, initial_segments: u32) {
         let untouched = self.cwnd == self.initial_window;
         self.mss = u64::from(mss.max(1));

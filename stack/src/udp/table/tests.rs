@@ -9,9 +9,9 @@ fn any_port(_: u16) -> bool {
     true
 }
 
-const SHARE: BindOptions = BindOptions { reuse_address: true, v6_only: false, any_port: false };
-const ALONE: BindOptions = BindOptions { reuse_address: false, v6_only: false, any_port: false };
-const V6_ONLY: BindOptions = BindOptions { reuse_address: false, v6_only: true, any_port: false };
+const SHARE: BindOptions = BindOptions { reuse_address: true, only_v6: false, any_port: false };
+const ALONE: BindOptions = BindOptions { reuse_address: false, only_v6: false, any_port: false };
+const V6_ONLY: BindOptions = BindOptions { reuse_address: false, only_v6: true, any_port: false };
 
 fn table() -> UdpTable<u32> {
     UdpTable::new(&Secrets::for_simulation(1))
@@ -116,7 +116,7 @@ struct Model {
     slot: u32,
     local: SocketAddr,
     connected: Option<(SocketAddr, SocketAddr)>,
-    v6_only: bool,
+    only_v6: bool,
     /// When its key last changed: of equally specific bindings the latest wins.
     age: usize,
 }
@@ -134,7 +134,7 @@ impl Model {
             true => Some(3),
             false if !own.is_unspecified() => None,
             false if own.is_ipv4() == ip.is_ipv4() => Some(2),
-            false if own.is_ipv6() && !self.v6_only => Some(1),
+            false if own.is_ipv6() && !self.only_v6 => Some(1),
             false => None,
         }
     }
@@ -166,11 +166,11 @@ fn any_step() -> impl Strategy<Value = Step> {
 fn apply(t: &mut UdpTable<u32>, model: &mut Vec<Model>, step: Step, age: usize) {
     let pick = |n: usize| if model.is_empty() { None } else { Some(n % model.len()) };
     match step {
-        Step::Bind(local, reuse_address, v6_only) => {
-            let options = BindOptions { reuse_address, v6_only, any_port: false };
+        Step::Bind(local, reuse_address, only_v6) => {
+            let options = BindOptions { reuse_address, only_v6, any_port: false };
             if let Ok(b) = t.bind(age as u32, local, options, any_port) {
                 let (handle, slot) = (age as u32, b.slot);
-                model.push(Model { handle, slot, local, connected: None, v6_only, age });
+                model.push(Model { handle, slot, local, connected: None, only_v6, age });
             }
         }
         Step::Connect(n, remote) => {
@@ -243,7 +243,7 @@ fn a_binding_to_every_port_receives_what_no_other_binding_does() {
 #[test]
 fn every_port_of_one_address_comes_before_every_port_of_all() {
     let mut table = table();
-    let every = BindOptions { any_port: true, v6_only: true, ..BindOptions::default() };
+    let every = BindOptions { any_port: true, only_v6: true, ..BindOptions::default() };
     table.bind(1, a("[::]:0"), every, |_| true).unwrap();
     table.bind(2, a("10.0.0.1:0"), every, |_| true).unwrap();
     let from = a("10.0.0.9:1000");

@@ -53,7 +53,7 @@ pub struct NdpOptions<'a> {
     rest: &'a [u8],
 }
 
-/// Parses the options in `bytes`: all bytes behind [`super::Message::header_bytes`].
+/// Parses the options in `bytes`: all bytes behind [`Message::header_bytes`](super::Message::header_bytes).
 ///
 /// Yields [`WireError::Malformed`] for an option with length zero (the packet must be discarded, RFC 4861
 /// section 4.6) or with a wrong length for its type, [`WireError::Truncated`] for one that exceeds `bytes`,

@@ -87,11 +87,11 @@ fn the_first_end_listens_by_path_and_by_name() {
 #[test]
 fn a_time_out_and_an_invalid_name_are_different_errors() {
     let alone = ShmConfig { wait: Some(std::time::Duration::ZERO), ..named(unique("alone")) };
-    let error = Shm::open(&alone).err().expect("nobody is there");
+    let error = Shm::open(&alone).expect_err("nobody is there");
     assert_eq!(error.errno(), libc::ETIMEDOUT);
     assert!(error.to_string().contains("same name"), "{error}");
     for name in [String::new(), "x".repeat(200), "/no/such/directory/x".into()] {
-        let error = Shm::open(&named(name)).err().expect("no such name");
+        let error = Shm::open(&named(name)).expect_err("no such name");
         assert!(error.to_string().contains("choose another name"), "{error}");
     }
 }
@@ -108,7 +108,7 @@ fn a_file_that_is_not_a_socket_is_left_alone() {
     let link = temporary("link");
     std::os::unix::fs::symlink(&path, &link).unwrap();
     for name in [&path, &link] {
-        let error = Shm::open(&named(name.clone())).err().expect("it is a file");
+        let error = Shm::open(&named(name.clone())).expect_err("it is a file");
         assert_eq!(error.errno(), libc::ENOTSOCK);
         assert_eq!(std::fs::read(name).unwrap(), b"bytes");
     }
@@ -123,7 +123,7 @@ fn a_locked_directory_is_given_up_in_time() {
     sys::try_lock(held.as_fd()).unwrap();
     let name = format!("{directory}/x");
     let impatient = ShmConfig { wait: Some(std::time::Duration::ZERO), ..named(name.clone()) };
-    let error = Shm::open(&impatient).err().expect("the lock is held");
+    let error = Shm::open(&impatient).expect_err("the lock is held");
     assert!(error.to_string().contains("holds a lock"), "{error}");
     let ends = [open(&name), open(&name)];
     drop(held);
@@ -144,7 +144,7 @@ fn another_user_cannot_wait_under_a_name_that_anybody_may_take() {
             eprintln!("skipped: only root can become another user");
             return;
         };
-        let error = Shm::open(&named(name.clone())).err().expect("it is another user's");
+        let error = Shm::open(&named(name.clone())).expect_err("it is another user's");
         assert_eq!(error.errno(), libc::EACCES);
         assert!(error.to_string().contains("another user uses this name"), "{error}");
         let _ = std::fs::remove_file(name);
@@ -284,7 +284,7 @@ fn a_client_of_a_foreign_listener_gets_an_error() {
         wait(door.as_fd());
         let socket = sys::accept(door.as_fd()).unwrap();
         sys::send_with(socket.as_fd(), bytes, file).unwrap();
-        let error = second.join().unwrap().err().expect("a stranger");
+        let error = second.join().unwrap().expect_err("a stranger");
         assert!(error.to_string().contains(words), "{error}");
     }
 }
@@ -300,7 +300,7 @@ fn a_peer_that_sends_back_the_received_file_is_rejected() {
     let mut bytes = [0; 36];
     let (_, file) = sys::receive_with(socket.as_fd(), &mut bytes).unwrap();
     sys::send_with(socket.as_fd(), &bytes, file.unwrap().as_fd()).unwrap();
-    let error = second.join().unwrap().err().expect("a mirror");
+    let error = second.join().unwrap().expect_err("a mirror");
     assert!(error.to_string().contains("not fulmar"), "{error}");
 }
 
@@ -315,7 +315,7 @@ fn another_release_is_refused_at_both_ends() {
         other[at] = value;
         sys::send_with(socket.as_fd(), &other, file.as_fd()).unwrap();
         assert!(is_answered(&socket), "it can tell, too");
-        let error = first.join().unwrap().err().expect("another release").to_string();
+        let error = first.join().unwrap().expect_err("another release").to_string();
         assert!(error.contains(says) && error.contains("same release"), "{error}");
     }
 }

@@ -9,7 +9,7 @@ use crate::shard::outcome::Watched;
 
 /// Requests in the queue at most.
 const QUEUED_REQUESTS: usize = 256;
-/// Limit of their charge ([`crate::udp::charge`]): a datagram socket's default.
+/// Limit of their charge ([`charge`](crate::udp::charge)): a datagram socket's default.
 const QUEUED_BYTES: usize = 256 << 10;
 
 /// The socket that receives echo requests to addresses of other hosts.
