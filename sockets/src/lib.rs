@@ -189,7 +189,6 @@ pub mod udp {
 pub mod icmp {
     pub use crate::api::echo::{EchoRequest, EchoSocket};
     pub use crate::api::stack::Echo;
-    /// An ICMP error to send about a received packet.
     pub use fulmar_stack::ip::SentError as IcmpError;
 }
 

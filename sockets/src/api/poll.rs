@@ -14,9 +14,9 @@ use fulmar_stack::base::SocketHandle;
 
 use fulmar_stack::socket::SocketError;
 
-use crate::api::echo::EchoSocket;
 use crate::api::socket::{Socket, to_io};
 use crate::api::stack::Stack;
+use crate::icmp::EchoSocket;
 use crate::{Ready, TcpListener, TcpStream, UdpSocket};
 use descriptors::Descriptors;
 pub use waker::Waker;

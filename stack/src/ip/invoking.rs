@@ -97,7 +97,7 @@ impl<'a> InvokingPacket<'a> {
     }
 }
 
-/// An ICMP error to send.
+/// An ICMP error to send about a received packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum SentError {
