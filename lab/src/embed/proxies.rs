@@ -4,7 +4,8 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use fulmar::{Device, Stack};
+use fulmar::Stack;
+use fulmar::device::Device;
 use fulmar_tokio::{Net, PacketReceiver, PacketSender};
 use futures_util::{SinkExt, StreamExt};
 use tokio::io::{AsyncRead, AsyncWrite};

@@ -13,7 +13,8 @@ use std::task::{Context, Poll, ready};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use fulmar::{Device, devices};
+use fulmar::device::Device;
+use fulmar::devices;
 use fulmar_gateway::netns::{Netns, Route};
 use nix::sys::resource::{UsageWho, getrusage};
 use tokio::io::unix::AsyncFd;

@@ -24,7 +24,7 @@ pub fn the_kernel_of_a_guest_reaches_servers_of_the_host() {
     serve(|| Ok(Box::new(devices::plain(bare_tun(TUN)?, 1500).map_err(io::Error::other)?)));
 }
 
-fn serve(open: impl FnOnce() -> io::Result<Box<dyn fulmar::Device>> + Send) {
+fn serve(open: impl FnOnce() -> io::Result<Box<dyn fulmar::device::Device>> + Send) {
     let guest = Netns::new().unwrap();
     let device = guest.run(open).unwrap();
     guest.set_address(TUN, GUEST.into(), 24).unwrap();
