@@ -1,0 +1,117 @@
+//! Datagrams to any address, and from any.
+
+use std::collections::VecDeque;
+use std::io::{self, ErrorKind};
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use fulmar::{RecvMessage, SendMessage, UdpBindOptions};
+use fulmar_tokio::Net;
+use futures_core::Stream;
+use futures_sink::Sink;
+
+use crate::EVERY;
+
+/// Datagrams received in one call.
+const BATCH: usize = 8;
+/// Longest payload of a datagram.
+const MAX_DATAGRAM_BYTES: usize = 65_535;
+
+/// Payload, source, destination.
+pub type UdpMsg = (Vec<u8>, SocketAddr, SocketAddr);
+
+/// Receives every datagram.
+pub struct UdpSocket {
+    end: End,
+}
+
+#[derive(Clone)]
+struct End {
+    socket: Arc<fulmar::UdpSocket>,
+    /// The stack's task lives as long as its sockets.
+    _net: Net,
+}
+
+impl UdpSocket {
+    pub(crate) fn new(net: Net) -> io::Result<UdpSocket> {
+        let options = UdpBindOptions { any_port: true, ..UdpBindOptions::default() };
+        let socket = fulmar::UdpSocket::bind_with(net.stack(), EVERY, options)?;
+        Ok(UdpSocket { end: End { socket: Arc::new(socket), _net: net } })
+    }
+
+    /// A stream of the datagrams that come, and a sink of those to send.
+    pub fn split(self) -> (ReadHalf, WriteHalf) {
+        let buffers = vec![vec![0; MAX_DATAGRAM_BYTES]; BATCH];
+        let read = ReadHalf { end: self.end.clone(), buffers, came: VecDeque::new() };
+        (read, WriteHalf { end: self.end, held: None })
+    }
+}
+
+/// Datagrams of the guest.
+pub struct ReadHalf {
+    end: End,
+    buffers: Vec<Vec<u8>>,
+    came: VecDeque<UdpMsg>,
+}
+
+/// Ends with the stack.
+impl Stream for ReadHalf {
+    type Item = UdpMsg;
+
+    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<UdpMsg>> {
+        let ReadHalf { end, buffers, came } = self.get_mut();
+        while came.is_empty() {
+            let mut messages: Vec<_> = buffers.iter_mut().map(|b| RecvMessage::new(b)).collect();
+            let Ok(n) = ready!(end.socket.poll_recv_many(cx, &mut messages)) else {
+                return Poll::Ready(None);
+            };
+            let message = |m: &RecvMessage<'_>| Some((m.payload().to_vec(), m.from()?, m.to()?));
+            came.extend(messages[..n].iter().filter_map(message));
+        }
+        Poll::Ready(came.pop_front())
+    }
+}
+
+/// Datagrams for the guest.
+pub struct WriteHalf {
+    end: End,
+    held: Option<UdpMsg>,
+}
+
+/// Sends from any address. A datagram without payload is dropped. Errors: `InvalidData`: source and destination are not of
+/// one IP version; those of `sendmsg(2)`.
+impl Sink<UdpMsg> for WriteHalf {
+    type Error = io::Error;
+
+    fn poll_ready(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.poll_flush(cx)
+    }
+
+    fn start_send(mut self: Pin<&mut Self>, message: UdpMsg) -> io::Result<()> {
+        let (payload, src, dst) = &message;
+        if src.is_ipv4() != dst.is_ipv4() {
+            let versions = format!("cannot send from {src} to {dst}: two IP versions");
+            return Err(io::Error::new(ErrorKind::InvalidData, versions));
+        }
+        if !payload.is_empty() {
+            self.held = Some(message);
+        }
+        Ok(())
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if let Some((payload, src, dst)) = &self.held {
+            let message = SendMessage::new(payload).from(*src).to(*dst);
+            let sent = ready!(self.end.socket.poll_send_many(cx, &[message]));
+            self.held = None;
+            sent?;
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_close(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.poll_flush(cx)
+    }
+}
