@@ -35,7 +35,7 @@ pub(crate) struct Carry<D> {
     buf: Box<[u8]>,
     /// Bytes in `buf` that the stack has no space for yet.
     held: usize,
-    /// What the device has not taken of a packet yet.
+    /// The part of a packet that the device has not taken yet.
     out: Vec<u8>,
 }
 

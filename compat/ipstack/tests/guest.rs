@@ -27,7 +27,7 @@ const MTU: u16 = 1400;
 struct Pipe {
     to: Sender<Vec<u8>>,
     from: Receiver<Vec<u8>>,
-    /// Bytes that one write takes at most.
+    /// Most bytes of a write.
     most: usize,
 }
 

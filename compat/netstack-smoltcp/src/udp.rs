@@ -80,8 +80,8 @@ pub struct WriteHalf {
     held: Option<UdpMsg>,
 }
 
-/// Sends from any address. A datagram without payload is dropped. Errors: `InvalidData`: source and destination are not of
-/// one IP version; those of `sendmsg(2)`.
+/// Sends from any address. A datagram without payload is dropped. Errors are `InvalidData` if source and destination are
+/// not of one IP version, and the errors of `sendmsg(2)`.
 impl Sink<UdpMsg> for WriteHalf {
     type Error = io::Error;
 

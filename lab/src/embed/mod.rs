@@ -123,6 +123,7 @@ fn ratios() -> Vec<Ratio> {
             format!("CPU per GB, {}, {what}: fulmar ÷ netstack-smoltcp", direction.title());
         Ratio::over(name, &sentence, CPU, ways).goals(reach, aim)
     };
+    let ipstack = [Proxy::Ipstack, Proxy::IpstackFacade].map(|p| format!("{}.up", p.name()));
     let alone = "each packet alone";
     let joined = "packets joined and split at the edge";
     let by_kernel = "packets joined and split by the kernel";
@@ -144,6 +145,14 @@ fn ratios() -> Vec<Ratio> {
         over("embed.tun.down.cpu_vs_smoltcp", Proxy::Tun, Direction::Down, by_kernel, 0.4, 0.25),
         user("embed.super.up.user_vs_smoltcp", Direction::Up),
         user("embed.super.down.user_vs_smoltcp", Direction::Down),
+        Ratio::over(
+            "facade.ipstack.cpu",
+            "CPU per GB from the guest: ipstack ÷ ipstack's API over fulmar",
+            CPU,
+            ipstack,
+        )
+        .more_is_better()
+        .goals(8.0, 12.0),
         Ratio::value(
             "embed.lines",
             "lines of the program that accepts any connection and proxies it",

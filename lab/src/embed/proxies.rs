@@ -28,11 +28,13 @@ pub(super) enum Proxy {
     Tun,
     Smoltcp,
     Ipstack,
+    /// The program of `Ipstack` over fulmar.
+    IpstackFacade,
 }
 
 impl Proxy {
-    pub(super) const ALL: [Proxy; 5] =
-        [Proxy::Single, Proxy::Batched, Proxy::Tun, Proxy::Smoltcp, Proxy::Ipstack];
+    pub(super) const ALL: [Proxy; 6] =
+        [Proxy::Single, Proxy::Batched, Proxy::Tun, Proxy::Smoltcp, Proxy::Ipstack, Proxy::IpstackFacade];
 
     pub(super) fn name(self) -> &'static str {
         match self {
@@ -41,6 +43,7 @@ impl Proxy {
             Proxy::Tun => "fulmar.tun",
             Proxy::Smoltcp => "smoltcp",
             Proxy::Ipstack => "ipstack",
+            Proxy::IpstackFacade => "facade.ipstack",
         }
     }
 
@@ -51,6 +54,7 @@ impl Proxy {
             Proxy::Tun => "fulmar, its own TUN",
             Proxy::Smoltcp => "netstack-smoltcp 0.2.4",
             Proxy::Ipstack => "ipstack 1.0.1",
+            Proxy::IpstackFacade => "ipstack's API over fulmar",
         }
     }
 
@@ -70,6 +74,7 @@ impl Proxy {
             Proxy::Tun => return proxy(world.device()?, server).map(Some),
             Proxy::Smoltcp => smoltcp(world.tun()?, server)?,
             Proxy::Ipstack => ipstack(world.tun()?, server)?,
+            Proxy::IpstackFacade => ipstack_facade(world.tun()?, server)?,
         }
         Ok(None)
     }
@@ -170,16 +175,24 @@ fn smoltcp(tun: Tun, server: SocketAddr) -> io::Result<()> {
     Ok(())
 }
 
-fn ipstack(tun: Tun, server: SocketAddr) -> io::Result<()> {
-    let mut config = ipstack::IpStackConfig::default();
-    config.mtu(MTU as u16).map_err(io::Error::other)?;
-    let mut stack = ipstack::IpStack::new(config, tun);
-    tokio::spawn(async move {
-        while let Ok(stream) = stack.accept().await {
-            if let ipstack::IpStackStream::Tcp(stream) = stream {
-                tokio::spawn(relay(stream, server));
-            }
+/// The same text over a crate of the API of ipstack.
+macro_rules! ipstack_program {
+    ($program:ident, $stack:ident) => {
+        fn $program(tun: Tun, server: SocketAddr) -> io::Result<()> {
+            let mut config = $stack::IpStackConfig::default();
+            config.mtu(MTU as u16).map_err(io::Error::other)?;
+            let mut stack = $stack::IpStack::new(config, tun);
+            tokio::spawn(async move {
+                while let Ok(stream) = stack.accept().await {
+                    if let $stack::IpStackStream::Tcp(stream) = stream {
+                        tokio::spawn(relay(stream, server));
+                    }
+                }
+            });
+            Ok(())
         }
-    });
-    Ok(())
+    };
 }
+
+ipstack_program!(ipstack, ipstack);
+ipstack_program!(ipstack_facade, ipstack_facade);
