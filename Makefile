@@ -13,7 +13,7 @@ export PROPTEST_RNG_SEED ?= 1
 # How long `make soak` and `make fuzz` run.
 MINUTES ?= 10
 
-.PHONY: all bench test sim conformance loom miri soak fuzz check doc dist dist-test setup setup-test clean
+.PHONY: all bench test sim conformance compat loom miri soak fuzz check doc dist dist-test setup setup-test clean
 
 all: test
 
@@ -34,6 +34,10 @@ sim: setup
 # The public packetdrill suites against fulmar (docs/conformance.md). Finds or fetches them and packetdrill.
 conformance: setup
 	scripts/conformance $(ARGS)
+
+# Programs of others over compat/: their tests, and as root a run of each (docs/compat.md). Compiles 300 crates.
+compat: setup
+	scripts/compat $(ARGS)
 
 # Hostile input for the parsers and for a whole stack, guided by coverage (libFuzzer).
 fuzz: setup

@@ -93,6 +93,13 @@ const ROOMS: &[Room] = &[
         &["api"],
         &["axum", "futures_core", "http", "hyper_util", "quinn", "tokio", "tonic", "tower_service"],
     ),
+    ("ipstack", "compat/ipstack/src", &["api", "async"], &["etherparse", "thiserror", "tokio"]),
+    (
+        "netstack",
+        "compat/netstack-smoltcp/src",
+        &["api", "async"],
+        &["futures_core", "futures_sink", "smoltcp", "tokio"],
+    ),
     (
         "netns",
         "gateway/src/netns",
@@ -183,7 +190,8 @@ const ROOMS: &[Room] = &[
 /// Libraries from outside that a manifest of the workspace names, as a source spells them.
 fn libraries() -> BTreeSet<String> {
     let mut manifests = vec![root().join("lab/Cargo.toml")];
-    for folder in ["stack", "sockets", "tokio", "gateway", "cli"] {
+    let compat = ["compat/ipstack", "compat/netstack-smoltcp"];
+    for folder in ["stack", "sockets", "tokio", "gateway", "cli"].into_iter().chain(compat) {
         manifests.push(root().join(folder).join("Cargo.toml"));
     }
     for folder in std::fs::read_dir(root().join("lab")).expect("the laboratory") {

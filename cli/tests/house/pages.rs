@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-const PAGES: [&str; 24] = [
+const PAGES: [&str; 25] = [
     "README.md",
     "ARCHITECTURE.md",
     "CONTRIBUTING.md",
@@ -15,6 +15,7 @@ const PAGES: [&str; 24] = [
     "docs/bursts.md",
     "docs/calls.md",
     "docs/choices.md",
+    "docs/compat.md",
     "docs/placement.md",
     "docs/threads.md",
     "docs/glossary.md",
