@@ -1,11 +1,12 @@
 //! The stack as a stream and a sink of packets.
 
+use std::future::poll_fn;
 use std::io::{self, ErrorKind};
 use std::net::IpAddr;
 use std::pin::{Pin, pin};
 use std::task::{Context, Poll, ready};
 
-use fulmar::TcpConfig;
+use fulmar::{EchoSocket, TcpConfig};
 use fulmar_tokio::{Net, PacketReceiver};
 use futures_core::Stream;
 use futures_sink::Sink;
@@ -134,6 +135,9 @@ impl StackBuilder {
         let net = Net::new(stack.map_err(io::Error::other)?)?;
         let udp = self.enable_udp.then(|| UdpSocket::new(net.clone())).transpose()?;
         let listener = self.enable_tcp.then(|| TcpListener::new(net.clone())).transpose()?;
+        if self.enable_icmp {
+            tokio::spawn(answer(EchoSocket::open(net.stack())?));
+        }
         let (inward, task) = Inward::new(sender);
         let runner = self.enable_tcp.then_some(Runner(task));
         let stack = Stack {
@@ -164,6 +168,14 @@ impl StackBuilder {
     }
 }
 
+/// Answers echo requests in the name of every host, until the stack ends.
+async fn answer(echo: EchoSocket) {
+    while let Ok(request) = poll_fn(|cx| echo.poll_recv(cx)).await {
+        // A reply for which there is no space is lost.
+        let _ = echo.reply(&request);
+    }
+}
+
 /// The packets' end of a stack: a stream of those that it sends, and a sink for those that it receives.
 pub struct Stack {
     enable_udp: bool,
@@ -185,6 +197,7 @@ impl Stack {
             IpProtocol::Tcp => self.enable_tcp,
             IpProtocol::Udp => self.enable_udp,
             IpProtocol::Icmp | IpProtocol::Icmpv6 => self.enable_icmp,
+            IpProtocol::Ipv6Frag => self.enable_tcp || self.enable_udp,
             _ => false,
         }
     }

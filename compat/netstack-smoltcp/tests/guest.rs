@@ -13,6 +13,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener as HostListener;
 use tokio::net::TcpStream as HostStream;
 use tokio::runtime::Builder;
+use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -23,12 +24,13 @@ const MTU: usize = 1400;
 type Sink = stream::SplitSink<netstack_smoltcp::Stack, Vec<u8>>;
 type Stream = stream::SplitStream<netstack_smoltcp::Stack>;
 
-/// What a program has of the stack, and the guest.
+/// The guest, and the ends of the stack that a program has.
 struct World {
     guest: Net,
     runner: Runner,
     listener: TcpListener,
     udp: netstack_smoltcp::UdpSocket,
+    carriers: [JoinHandle<io::Result<()>>; 2],
 }
 
 fn builder() -> StackBuilder {
@@ -53,8 +55,7 @@ fn world() -> World {
     let (stack, runner, udp, listener) = builder().build().unwrap();
     let (sink, stream) = stack.split();
     let (device, sender, receiver) = fulmar_tokio::channel(MTU).unwrap();
-    tokio::spawn(outward(receiver, sink));
-    tokio::spawn(inward(stream, sender));
+    let carriers = [tokio::spawn(outward(receiver, sink)), tokio::spawn(inward(stream, sender))];
     let guest = Stack::builder()
         .device(device)
         .address("10.0.0.2/24".parse().unwrap())
@@ -63,7 +64,8 @@ fn world() -> World {
         .route(Route::default_via("fd00::1".parse().unwrap()))
         .build();
     let guest = Net::new(guest.unwrap()).unwrap();
-    World { guest, runner: runner.unwrap(), listener: listener.unwrap(), udp: udp.unwrap() }
+    let (runner, udp, listener) = (runner.unwrap(), udp.unwrap(), listener.unwrap());
+    World { guest, runner, listener, udp, carriers }
 }
 
 /// Runs a test in each flavour of the runtime. The end of the runtime drops what the test has spawned.
@@ -89,7 +91,7 @@ async fn connected(world: &mut World) -> (TcpStream, netstack_smoltcp::TcpStream
 #[test]
 fn connections_to_any_address_are_relayed_both_ways_with_half_closes() {
     in_each(|| async {
-        let World { guest, runner, mut listener, udp: _udp } = world();
+        let World { guest, runner, mut listener, .. } = world();
         tokio::spawn(runner);
         let server = HostListener::bind("127.0.0.1:0").await.unwrap();
         let at = server.local_addr().unwrap();
@@ -280,13 +282,13 @@ fn no_drop_of_a_handle_hangs_in_any_order() {
             let mut world = world();
             let (stream, mut tcp) = connected(&mut world).await;
             tcp.write_all(b"unread").await.unwrap();
-            let World { guest, runner, listener, udp } = world;
+            let World { guest, runner, listener, udp, carriers } = world;
             match order {
                 0 => drop((listener, udp, runner, tcp, stream, guest)),
                 1 => drop((guest, stream, tcp, udp, listener, runner)),
-                // The guest's end, with the sink, goes: the runner ends.
+                // Both halves of the `Stack` go: the runner ends.
                 2 => {
-                    drop((guest, stream));
+                    carriers.iter().for_each(JoinHandle::abort);
                     runner.await.unwrap();
                     while tcp.read(&mut [0; 10]).await.is_ok_and(|n| n > 0) {}
                 }

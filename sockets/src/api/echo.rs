@@ -57,10 +57,15 @@ impl EchoSocket {
         let s = &*self.socket;
         let r =
             s.wait(Ready::READABLE, s.read_limit(), |shard, _| shard.icmp().receive_request(s.id))?;
+        Ok(self.copied(r))
+    }
+
+    /// With a payload of its own.
+    pub(crate) fn copied(&self, r: fulmar_stack::ip::EchoRequest) -> EchoRequest {
         let payload = r.payload.to_vec();
-        s.host().post(Request::Free(r.payload));
+        self.socket.host().post(Request::Free(r.payload));
         let (from, to, ident, seq) = (r.src, r.dst, r.ident, r.seq);
-        Ok(EchoRequest { from, to, ident, seq, ttl: r.hop_limit, payload })
+        EchoRequest { from, to, ident, seq, ttl: r.hop_limit, payload }
     }
 
     /// Answers a request, from the address of its destination.

@@ -11,6 +11,7 @@ use fulmar_stack::base::{Instant, Stage};
 use fulmar_stack::shard::{PendingError, RecvMessage, SendMessage};
 use fulmar_stack::socket::{Least, Ready, SocketError};
 
+use crate::api::echo::{EchoRequest, EchoSocket};
 use crate::api::error::to_io;
 use crate::api::listener::TcpListener;
 use crate::api::loan::Loan;
@@ -194,6 +195,19 @@ impl TcpListener {
             }
         }
         Poll::Pending
+    }
+}
+
+/// For async programs. Of the tasks that wait, the last is woken.
+impl EchoSocket {
+    /// Takes an echo request: see [`EchoSocket::recv`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn poll_recv(&self, cx: &mut Context<'_>) -> Poll<io::Result<EchoRequest>> {
+        let s = &*self.socket;
+        let taken = s.poll_step(cx, Side::Read, |shard, _| shard.icmp().receive_request(s.id));
+        taken.map_ok(|request| self.copied(request))
     }
 }
 
