@@ -21,7 +21,8 @@ use std::future::{poll_fn, ready};
 use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
-use fulmar::{ConditionalAccept, ListenOptions, SocketOptions, Stack, TcpListener};
+use fulmar::tcp::ConditionalAccept;
+use fulmar::{ListenOptions, SocketOptions, Stack, TcpListener};
 use fulmar_tokio::{Net, UdpFlow, forward_udp};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::mpsc::{self, Receiver, UnboundedReceiver};
@@ -89,7 +90,7 @@ impl Open {
         let tcp_config = &config.tcp_config;
         let (end, sender, receiver) =
             fulmar_tokio::channel(config.mtu.into()).map_err(io::Error::other)?;
-        let tcp = fulmar::TcpConfig { time_wait: tcp_config.two_msl, ..Default::default() };
+        let tcp = fulmar::tcp::TcpConfig { time_wait: tcp_config.two_msl, ..Default::default() };
         let stack = Stack::builder().device(end).any_ip(true).tcp(tcp).build();
         let net = Net::new(stack.map_err(io::Error::other)?)?;
         let options = ListenOptions {

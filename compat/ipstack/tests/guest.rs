@@ -7,7 +7,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use fulmar::{Route, Stack};
+use fulmar::Stack;
 use fulmar_tokio::{Net, PacketReceiver, PacketSender, TcpStream, UdpSocket};
 use ipstack::{IpNumber, IpStack, IpStackConfig, IpStackError, IpStackStream, TcpConfig};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
@@ -100,8 +100,8 @@ fn guest_of(to: Sender<Vec<u8>>, from: Receiver<Vec<u8>>) -> Net {
         .device(device)
         .address("10.0.0.2/24".parse().unwrap())
         .address("fd00::2/64".parse().unwrap())
-        .route(Route::default_via("10.0.0.1".parse().unwrap()))
-        .route(Route::default_via("fd00::1".parse().unwrap()))
+        .gateway("10.0.0.1".parse().unwrap())
+        .gateway("fd00::1".parse().unwrap())
         .build();
     Net::new(guest.unwrap()).unwrap()
 }

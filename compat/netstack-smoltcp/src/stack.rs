@@ -6,7 +6,8 @@ use std::net::IpAddr;
 use std::pin::{Pin, pin};
 use std::task::{Context, Poll, ready};
 
-use fulmar::{EchoSocket, TcpConfig};
+use fulmar::icmp::EchoSocket;
+use fulmar::tcp::TcpConfig;
 use fulmar_tokio::{Net, PacketReceiver};
 use futures_core::Stream;
 use futures_sink::Sink;

@@ -6,7 +6,8 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use fulmar::{ConditionalAccept, Keepalive, ListenOptions, SocketOptions};
+use fulmar::tcp::ConditionalAccept;
+use fulmar::{Keepalive, ListenOptions, SocketOptions};
 use fulmar_tokio::Net;
 use futures_core::Stream;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};

@@ -7,7 +7,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use fulmar::{RecvMessage, SendMessage, UdpBindOptions};
+use fulmar::UdpBindOptions;
+use fulmar::udp::{RecvMessage, SendMessage};
 use fulmar_tokio::Net;
 use futures_core::Stream;
 use futures_sink::Sink;

@@ -5,7 +5,7 @@ use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use fulmar::{Route, Stack};
+use fulmar::Stack;
 use fulmar_tokio::{Net, PacketReceiver, PacketSender, TcpStream, UdpSocket};
 use futures_util::{SinkExt, StreamExt, stream};
 use netstack_smoltcp::{IpFilters, Runner, StackBuilder, TcpListener};
@@ -60,8 +60,8 @@ fn world() -> World {
         .device(device)
         .address("10.0.0.2/24".parse().unwrap())
         .address("fd00::2/64".parse().unwrap())
-        .route(Route::default_via("10.0.0.1".parse().unwrap()))
-        .route(Route::default_via("fd00::1".parse().unwrap()))
+        .gateway("10.0.0.1".parse().unwrap())
+        .gateway("fd00::1".parse().unwrap())
         .build();
     let guest = Net::new(guest.unwrap()).unwrap();
     let (runner, udp, listener) = (runner.unwrap(), udp.unwrap(), listener.unwrap());

@@ -33,8 +33,14 @@ pub(super) enum Proxy {
 }
 
 impl Proxy {
-    pub(super) const ALL: [Proxy; 6] =
-        [Proxy::Single, Proxy::Batched, Proxy::Tun, Proxy::Smoltcp, Proxy::Ipstack, Proxy::IpstackFacade];
+    pub(super) const ALL: [Proxy; 6] = [
+        Proxy::Single,
+        Proxy::Batched,
+        Proxy::Tun,
+        Proxy::Smoltcp,
+        Proxy::Ipstack,
+        Proxy::IpstackFacade,
+    ];
 
     pub(super) fn name(self) -> &'static str {
         match self {
