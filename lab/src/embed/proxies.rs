@@ -181,6 +181,10 @@ fn smoltcp(tun: Tun, server: SocketAddr) -> io::Result<()> {
     Ok(())
 }
 
+mod original {
+    pub(super) use ipstack::{IpStack, IpStackConfig, IpStackStream};
+}
+
 /// The same text over a crate of the API of ipstack.
 macro_rules! ipstack_program {
     ($program:ident, $stack:ident) => {
@@ -200,5 +204,5 @@ macro_rules! ipstack_program {
     };
 }
 
-ipstack_program!(ipstack, ipstack);
+ipstack_program!(ipstack, original);
 ipstack_program!(ipstack_facade, ipstack_facade);
