@@ -19,6 +19,9 @@ const ENDS: [&str; 4] = [
     "<h2 id=\"aliased-type",
 ];
 
+/// The starts of paths that a user cannot write.
+const INNER: [&str; 2] = ["crate::", "super::"];
+
 /// The starts of the names that rustdoc gives to declarations on a page.
 const DECLARATIONS: [&str; 8] = [
     "method.",
@@ -146,7 +149,7 @@ fn lines_below(folder: &Path, module: &str, lines: &mut Vec<String>) {
             continue;
         }
         let links = page.split("<code>").skip(1);
-        let inner = links.filter(|text| text.starts_with("crate::") || text.starts_with("super::"));
+        let inner = links.filter(|text| INNER.iter().any(|start| text.starts_with(start)));
         let inner: Vec<&str> = inner.filter_map(|text| text.split('<').next()).collect();
         assert!(inner.is_empty(), "{} shows inner paths: {inner:?}", path.display());
         let place = match name.split_once('.') {

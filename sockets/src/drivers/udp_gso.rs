@@ -26,7 +26,7 @@ impl UdpGso {
         self == UdpGso::On
     }
 
-    /// Continues [`fulmar_stack::device::DeviceStats::path`].
+    /// Continues [`DeviceStats::path`](fulmar_stack::device::DeviceStats::path).
     pub(super) fn describe(self) -> &'static str {
         match self {
             UdpGso::Off => "",

@@ -35,8 +35,8 @@ impl PacketSocket {
     ///
     /// Where this process may load a BPF program (CAP_BPF), the kernel delivers each frame to the socket of the shard
     /// that owns its flow. Without it all frames of a flow are delivered to one socket, in general not that of the
-    /// owner, and shards hand over misdirected packets. [`fulmar_stack::device::DeviceStats::path`] reports which of the two
-    /// is in use.
+    /// owner, and shards hand over misdirected packets. [`DeviceStats::path`](fulmar_stack::device::DeviceStats::path)
+    /// reports which of the two is in use.
     ///
     /// # Errors
     /// As [`PacketSocket::open`].

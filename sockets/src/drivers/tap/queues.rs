@@ -16,7 +16,7 @@ impl Tap {
     /// queue of the shard that owns its flow. Without it, or with [`TapConfig::steer`] off, the kernel sends
     /// a packet to the queue that last sent a packet of its flow, or to a queue of its choice if no queue
     /// has for three seconds. Shards hand over misdirected packets.
-    /// [`fulmar_stack::device::DeviceStats::path`] reports which of the two is in use.
+    /// [`DeviceStats::path`](fulmar_stack::device::DeviceStats::path) reports which of the two is in use.
     ///
     /// # Errors
     /// As [`Tap::open`]; also if the interface was created without IFF_MULTI_QUEUE.

@@ -154,7 +154,7 @@ impl Vector {
         received
     }
 
-    /// For [`fulmar_stack::device::DeviceStats::path`].
+    /// For [`DeviceStats::path`](fulmar_stack::device::DeviceStats::path).
     pub(super) fn describe() -> String {
         format!(
             "io_uring for {TX_LEAST} to {TX_SLOTS} small frames at once ({RX_SLOTS} to receive), \
