@@ -7,9 +7,12 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use etherparse::{PacketBuilder, SlicedPacket, TcpOptionElement, TransportSlice};
 use fulmar::Stack;
 use fulmar_tokio::{Net, PacketReceiver, PacketSender, TcpStream, UdpSocket};
-use ipstack::{IpNumber, IpStack, IpStackConfig, IpStackError, IpStackStream, TcpConfig};
+use ipstack::{
+    IpNumber, IpStack, IpStackConfig, IpStackError, IpStackStream, TcpConfig, TcpOptions,
+};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::net::TcpListener as HostListener;
 use tokio::net::TcpStream as HostStream;
@@ -357,6 +360,33 @@ fn other_protocols_and_what_is_no_packet_go_to_the_program() {
             tokio::task::yield_now().await;
         }
         assert_eq!(icmp.send(vec![0]).unwrap_err().kind(), ErrorKind::BrokenPipe);
+    });
+}
+
+#[test]
+fn a_syn_is_answered_by_accept_with_the_configured_segment_size() {
+    in_each(|| async {
+        let mut tcp_config = TcpConfig::default();
+        tcp_config.options = Some(vec![TcpOptions::MaximumSegmentSize(1000)]);
+        let mut config = config();
+        config.with_tcp_config(tcp_config);
+        let (device, to, mut from) = pipe(usize::MAX);
+        let mut stack = IpStack::new(config, device);
+        let mut syn = Vec::new();
+        PacketBuilder::ipv4([10, 0, 0, 2], [192, 0, 2, 7], 64)
+            .tcp(7000, 443, 1, 60_000)
+            .syn()
+            .write(&mut syn, &[])
+            .unwrap();
+        to.send(syn).await.unwrap();
+        assert!(timeout(Duration::from_millis(100), from.recv()).await.is_err());
+        let _tcp = accept_tcp(&mut stack).await;
+        let answer = from.recv().await.unwrap();
+        let answer = SlicedPacket::from_ip(&answer).unwrap();
+        let Some(TransportSlice::Tcp(tcp)) = answer.transport else { panic!("{answer:?}") };
+        assert!(tcp.syn() && tcp.ack());
+        let mss = TcpOptionElement::MaximumSegmentSize(1000);
+        assert!(tcp.options_iterator().any(|option| option == Ok(mss.clone())));
     });
 }
 
