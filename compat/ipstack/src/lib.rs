@@ -91,7 +91,9 @@ impl Open {
         let (end, sender, receiver) =
             fulmar_tokio::channel(config.mtu.into()).map_err(io::Error::other)?;
         let tcp = fulmar::tcp::TcpConfig { time_wait: tcp_config.two_msl, ..Default::default() };
-        let stack = Stack::builder().device(end).any_ip(true).tcp(tcp).build();
+        // After the last handle no device is left that could deliver bytes.
+        let stack = Stack::builder().exit_drain(std::time::Duration::ZERO);
+        let stack = stack.device(end).any_ip(true).tcp(tcp).build();
         let net = Net::new(stack.map_err(io::Error::other)?)?;
         let options = ListenOptions {
             any_port: true,

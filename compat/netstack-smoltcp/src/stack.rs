@@ -5,6 +5,7 @@ use std::io::{self, ErrorKind};
 use std::net::IpAddr;
 use std::pin::{Pin, pin};
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use fulmar::icmp::EchoSocket;
 use fulmar::tcp::TcpConfig;
@@ -132,7 +133,9 @@ impl StackBuilder {
         tokio::runtime::Handle::try_current().map_err(|_| io::Error::other(no_runtime))?;
         let (device, sender, receiver) =
             fulmar_tokio::channel(self.mtu).map_err(io::Error::other)?;
-        let stack = fulmar::Stack::builder().device(device).any_ip(true).tcp(self.tcp()).build();
+        // After the last handle no packets' end is left that could deliver bytes.
+        let stack = fulmar::Stack::builder().exit_drain(Duration::ZERO);
+        let stack = stack.device(device).any_ip(true).tcp(self.tcp()).build();
         let net = Net::new(stack.map_err(io::Error::other)?)?;
         let udp = self.enable_udp.then(|| UdpSocket::new(net.clone())).transpose()?;
         let listener = self.enable_tcp.then(|| TcpListener::new(net.clone())).transpose()?;
