@@ -105,6 +105,7 @@ fn guest_of(to: Sender<Vec<u8>>, from: Receiver<Vec<u8>>) -> Net {
         .address("fd00::2/64".parse().unwrap())
         .gateway("10.0.0.1".parse().unwrap())
         .gateway("fd00::1".parse().unwrap())
+        .exit_drain(Duration::ZERO)
         .build();
     Net::new(guest.unwrap()).unwrap()
 }

@@ -62,6 +62,7 @@ fn world() -> World {
         .address("fd00::2/64".parse().unwrap())
         .gateway("10.0.0.1".parse().unwrap())
         .gateway("fd00::1".parse().unwrap())
+        .exit_drain(Duration::ZERO)
         .build();
     let guest = Net::new(guest.unwrap()).unwrap();
     let (runner, udp, listener) = (runner.unwrap(), udp.unwrap(), listener.unwrap());
@@ -342,7 +343,7 @@ fn packets_of_any_bytes_leave_the_stack_running() {
         tokio::spawn(outward(receiver, sink));
         tokio::spawn(inward(stream, sender));
         let guest = Stack::builder().device(device).address("10.0.0.2/0".parse().unwrap());
-        let guest = Net::new(guest.build().unwrap()).unwrap();
+        let guest = Net::new(guest.exit_drain(Duration::ZERO).build().unwrap()).unwrap();
         let (stream, next) = tokio::join!(TcpStream::connect(&guest, FAR), listener.next());
         next.unwrap().0.write_all(b"alive").await.unwrap();
         let mut word = [0; 5];
