@@ -19,7 +19,7 @@ use tokio::io::unix::AsyncFd;
 /// let (device, mut sender, mut receiver) = fulmar_tokio::channel(1420)?;
 /// let net = Net::new(Stack::builder().device(device).address("10.0.0.2/24".parse()?).build()?)?;
 /// let socket = UdpSocket::bind(&net, "10.0.0.2:7000").await?;
-/// socket.send_to(b"hello", "192.0.2.1:53").await?;
+/// socket.send_to(b"hello", "10.0.0.1:53").await?;
 /// let packet = receiver.recv().await?;
 /// assert!(packet.ends_with(b"hello"));
 /// // To the tunnel with it; the packets of the tunnel go to `sender.send(packet).await?`.
