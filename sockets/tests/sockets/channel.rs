@@ -5,6 +5,7 @@ use std::net::Shutdown;
 use std::thread;
 use std::time::Duration;
 
+use fulmar::device::DropReason;
 use fulmar::devices::{self, PacketReceiver, PacketSender};
 use fulmar::{ListenOptions, SetupError, Stack, TcpListener, TcpStream, UdpSocket};
 use proptest::prelude::*;
@@ -77,7 +78,12 @@ fn what_crosses_a_channel_arrives_whatever_the_mtu() {
             let client = TcpStream::connect(&a, (B, 80)).unwrap();
             let (server, _) = listener.accept().unwrap();
             exchange(client, server, crate::support::pattern(0, 3 << 20));
-            assert_eq!(b.stat().unwrap().shard.counters.total_drops(), 0);
+            let counters = b.stat().unwrap().shard.counters;
+            // A segment that was sent twice, since a thread did not run for long, may be dropped.
+            for reason in [DropReason::IpChecksum, DropReason::TcpChecksum, DropReason::BadOffload]
+            {
+                assert_eq!(counters.drops(reason), 0, "{reason:?}");
+            }
         });
     }
 }

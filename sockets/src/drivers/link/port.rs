@@ -203,7 +203,7 @@ impl PacketSender {
     pub fn rest(&mut self) -> bool {
         self.link.space().disarm();
         self.link.space().arm();
-        self.link.is_blocked() && !self.link.is_over()
+        !self.batch.is_empty() && self.link.is_blocked() && !self.link.is_over()
     }
 }
 
