@@ -153,6 +153,8 @@ impl Back {
                 self.bytes += n as u64;
             }
             (self.rest, self.sent) = (Vec::new(), 0);
+            // A third of the send buffer is free then, so that a piece fits and a peer that does not read keeps none here.
+            ready!(stream.get_ref().poll_write_ready(cx))?;
             let n = with_scratch(|scratch| {
                 let mut buf = ReadBuf::new(scratch);
                 ready!(other.as_mut().poll_read(cx, &mut buf))?;

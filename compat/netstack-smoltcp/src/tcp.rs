@@ -14,7 +14,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::EVERY;
 
-/// A guest that is gone fails its connections after two hours, as with the original.
+/// Keepalive: the connections of a guest that is gone fail after two hours, as with the original.
 const KEEPALIVE: Keepalive =
     Keepalive { idle: Duration::from_secs(28), interval: Duration::from_secs(28), count: 257 };
 
