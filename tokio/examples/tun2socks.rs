@@ -6,8 +6,10 @@
 //! curl http://192.0.2.7/
 //! ```
 
+use std::error::Error;
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, SocketAddr};
+use std::process::ExitCode;
 
 use fulmar::{Stack, devices};
 use fulmar_tokio::{Net, forward};
@@ -18,16 +20,24 @@ const USAGE: &str = "usage: tun2socks TUN PROXY, such as: tun2socks tun0 127.0.0
 const VERSION: u8 = 5;
 
 #[tokio::main(flavor = "current_thread")]
-async fn main() -> Result<(), Box<dyn std::error::Error>> {
+async fn main() -> ExitCode {
+    let Err(e) = run().await else { return ExitCode::SUCCESS };
+    eprintln!("tun2socks: {e}");
+    ExitCode::FAILURE
+}
+
+async fn run() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [tun, proxy] = &arguments[..] else { return Err(USAGE.into()) };
-    let proxy: SocketAddr = proxy.parse()?;
+    let wrong = |_| format!("invalid proxy `{proxy}`: expected ADDRESS:PORT");
+    let proxy: SocketAddr = proxy.parse().map_err(wrong)?;
     let stack = Stack::builder().device(devices::tun(tun)?).any_ip(true).build()?;
     forward(&Net::new(stack)?, move |pending| async move {
         let to = pending.local_addr();
         pending.proxy(connect(proxy, to)).await
     })
-    .await?;
+    .await
+    .map_err(|e| format!("{tun}: {e}"))?;
     Ok(())
 }
 

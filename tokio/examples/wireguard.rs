@@ -9,6 +9,7 @@
 
 use std::error::Error;
 use std::io;
+use std::process::ExitCode;
 use std::time::Duration;
 
 use base64::Engine;
@@ -32,9 +33,22 @@ const PAGE: &str = "HTTP/1.0 200 OK\r\nContent-Type: text/plain\r\n\r\nhello thr
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
 #[tokio::main(flavor = "current_thread")]
-async fn main() -> Outcome<()> {
+async fn main() -> ExitCode {
+    match run().await {
+        Ok(page) => {
+            print!("{page}");
+            ExitCode::SUCCESS
+        }
+        Err(e) => {
+            eprintln!("wireguard: {e}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn run() -> Outcome<String> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let page = match &arguments[..] {
+    Ok(match &arguments[..] {
         [] => with_own_peer().await?,
         [private, peer, endpoint, address, server] => {
             let socket = UdpSocket::bind("0.0.0.0:0").await?;
@@ -43,15 +57,14 @@ async fn main() -> Outcome<()> {
             fetch(&tunnel(private, peer, socket, address.parse()?)?, server).await?
         }
         _ => return Err("usage: wireguard PRIVATE_KEY PEER_KEY ENDPOINT ADDRESS SERVER".into()),
-    };
-    print!("{page}");
-    Ok(())
+    })
 }
 
 /// A key as WireGuard's files have it.
 fn key(text: &str) -> Outcome<[u8; 32]> {
-    let bytes = STANDARD.decode(text.trim())?;
-    bytes.try_into().map_err(|_| format!("invalid key `{text}`: expected 32 bytes").into())
+    let key = STANDARD.decode(text.trim()).ok().and_then(|bytes| bytes.try_into().ok());
+    // Not the text: it may be the private one.
+    key.ok_or_else(|| "invalid key: expected 32 bytes in base64, as `wg genkey` prints them".into())
 }
 
 /// A stack whose packets go through a tunnel.
