@@ -27,8 +27,6 @@ use crate::stat::{Direction, Refusal};
 
 /// Connections that a port accepts in one turn.
 const ACCEPTS_PER_TURN: usize = 64;
-/// Connections that wait to be accepted, as Linux's net.core.somaxconn has it.
-const BACKLOG: i32 = 4096;
 /// A port that could not accept (no descriptor, too many flows) is tried again after this, or when a flow ends.
 const RETRY: Duration = Duration::from_millis(100);
 
@@ -41,7 +39,8 @@ impl Tcp {
         self.published.publish(cx, forward, Token::TcpListener, |at, settings| {
             let fd = open_bound(at, forward, SockType::Stream, settings.bind_addresses)?;
             host_socket::set_stream_options(&fd);
-            listen(&fd, Backlog::new(BACKLOG)?)?;
+            // As many as net.core.somaxconn allows. A C library may know a smaller limit.
+            listen(&fd, Backlog::MAXALLOWABLE)?;
             Ok(fd.into())
         })
     }
