@@ -5,33 +5,8 @@ use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-const PAGES: [&str; 25] = [
-    "README.md",
-    "ARCHITECTURE.md",
-    "CONTRIBUTING.md",
-    "CHANGELOG.md",
-    "docs/published.md",
-    "docs/linux-ways.md",
-    "docs/bursts.md",
-    "docs/calls.md",
-    "docs/choices.md",
-    "docs/compat.md",
-    "docs/placement.md",
-    "docs/threads.md",
-    "docs/glossary.md",
-    "docs/listeners.md",
-    "docs/memory.md",
-    "docs/secrets.md",
-    "docs/icmp.md",
-    "docs/gateway.md",
-    "docs/conformance.md",
-    "docs/netperf.md",
-    "docs/path.md",
-    "docs/shm.md",
-    "docs/stat.md",
-    "docs/waiting.md",
-    "docs/wan.md",
-];
+/// Pages outside of `docs`.
+const AT_ROOT: [&str; 4] = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"];
 /// Pages that name in code type only what is in the source.
 const NAMING: [&str; 5] = [
     "ARCHITECTURE.md",
@@ -52,9 +27,26 @@ fn read(path: &Path) -> String {
     fs::read_to_string(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }
 
-/// A page without its blocks of code.
+/// All pages: those at the root and those in `docs`.
+fn pages() -> Vec<String> {
+    let entries = fs::read_dir(root().join("docs")).expect("a directory").filter_map(Result::ok);
+    let names = entries.map(|entry| format!("docs/{}", entry.file_name().to_string_lossy()));
+    let mut pages: Vec<String> = names.filter(|name| name.ends_with(".md")).collect();
+    pages.extend(AT_ROOT.map(str::to_owned));
+    pages.sort();
+    pages
+}
+
+/// A page without its blocks of code, with the target of each link next to its text: `[a](b.md)` for `[a]` where the
+/// page has a line `[a]: b.md`.
 fn prose(page: &str) -> String {
-    page.split("```").step_by(2).collect()
+    let text: String = page.split("```").step_by(2).collect();
+    let (definitions, lines): (Vec<&str>, Vec<&str>) =
+        text.lines().partition(|line| line.starts_with('[') && line.contains("]: "));
+    definitions.iter().filter_map(|line| line.split_once(": ")).fold(
+        lines.join("\n"),
+        |text, (name, target)| text.replace(name, &format!("{name}({target})")),
+    )
 }
 
 /// Targets of links inside the repository.
@@ -83,9 +75,9 @@ fn collect_words(dir: &Path, into: &mut HashSet<String>) {
 
 #[test]
 fn every_link_leads_to_a_file() {
-    for page in PAGES {
-        for target in links(&prose(&read(&root().join(page)))) {
-            let from = root().join(page);
+    for page in pages() {
+        let from = root().join(&page);
+        for target in links(&prose(&read(&from))) {
             let found = from.parent().is_some_and(|folder| folder.join(target).exists());
             assert!(found, "{page} links to {target}, which is not there");
         }
@@ -145,8 +137,8 @@ fn every_member_that_a_page_names_is_one_of_its_type() {
     SOURCES.iter().for_each(|folder| files_of_types(&root().join(folder), &mut files));
     let mut missing = Vec::new();
     // What has changed may be gone.
-    for page in PAGES.into_iter().filter(|p| *p != "CHANGELOG.md") {
-        for (of, member) in members(&prose(&read(&root().join(page)))) {
+    for page in pages().into_iter().filter(|p| *p != "CHANGELOG.md") {
+        for (of, member) in members(&prose(&read(&root().join(&page)))) {
             let Some(text) = files.get(of) else { continue };
             let forms = [format!("fn {member}("), format!("fn {member}<"), format!("{member}: ")];
             let is_variant = member.starts_with(char::is_uppercase) && text.contains(member);
@@ -175,6 +167,7 @@ fn placed_names(page: &str) -> Vec<(&str, &str)> {
         let text = &page[start + 1..opening];
         if let Some(name) = text.strip_prefix('`').and_then(|t| t.strip_suffix('`'))
             && !name.ends_with(".rs")
+            && !target.ends_with(&format!("/{name}.rs"))
         {
             found.push((name, target));
         }
@@ -196,8 +189,8 @@ fn placed_names(page: &str) -> Vec<(&str, &str)> {
 #[test]
 fn a_name_is_in_the_file_that_the_page_links_to() {
     let mut missing = Vec::new();
-    for page in PAGES {
-        let from = root().join(page);
+    for page in pages() {
+        let from = root().join(&page);
         for (name, target) in placed_names(&prose(&read(&from))) {
             let file = from.parent().expect("a page is in a folder").join(target);
             // A link that leads nowhere is another test's.
@@ -217,8 +210,8 @@ fn unknown_names<'a>(page: &'a str, known: &HashSet<String>) -> Vec<&'a str> {
 
 #[test]
 fn a_link_and_a_name_are_found() {
-    let page = "See [`a`](stack/a.rs) and [b](https://b.example).\n```\n](c)\n```\n";
-    assert_eq!(links(&prose(page)).collect::<Vec<_>>(), ["stack/a.rs"]);
+    let page = "See [`a`](stack/a.rs), [d] and [b](https://b.example).\n```\n](c)\n```\n[d]: d.md\n";
+    assert_eq!(links(&prose(page)).collect::<Vec<_>>(), ["stack/a.rs", "d.md"]);
     assert_eq!(words("Shard::step(now, 3)").collect::<Vec<_>>(), ["Shard", "step", "now"]);
     let page =
         "`a`, `B::b` and `c` in [`x.rs`](x.rs); `d` is not. [`E`](y.rs) (`f` ([`z.rs`](z.rs)))";
