@@ -13,7 +13,7 @@ export PROPTEST_RNG_SEED ?= 1
 # How long `make soak` and `make fuzz` run.
 MINUTES ?= 10
 
-.PHONY: all bench test sim conformance compat loom miri soak fuzz check doc dist dist-test setup setup-test clean
+.PHONY: all bench test sim conformance compat loom miri soak fuzz check doc book dist dist-test setup setup-test clean
 
 all: test
 
@@ -79,6 +79,10 @@ dist-test:
 
 doc: setup
 	$(CARGO) doc --locked --workspace --no-deps
+
+# The pages as a book with a search, in target/book/html.
+book:
+	scripts/book
 
 setup:
 	@scripts/setup
