@@ -57,6 +57,7 @@
 
 mod api;
 mod drivers;
+pub mod guide;
 mod runtime;
 pub mod stat;
 

@@ -43,6 +43,7 @@
 
 mod forward;
 mod frameworks;
+pub mod guide;
 mod net;
 mod packets;
 mod relay;

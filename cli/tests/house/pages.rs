@@ -43,10 +43,12 @@ fn prose(page: &str) -> String {
     let text: String = page.split("```").step_by(2).collect();
     let (definitions, lines): (Vec<&str>, Vec<&str>) =
         text.lines().partition(|line| line.starts_with('[') && line.contains("]: "));
-    definitions.iter().filter_map(|line| line.split_once(": ")).fold(
-        lines.join("\n"),
-        |text, (name, target)| text.replace(name, &format!("{name}({target})")),
-    )
+    definitions
+        .iter()
+        .filter_map(|line| line.split_once(": "))
+        .fold(lines.join("\n"), |text, (name, target)| {
+            text.replace(name, &format!("{name}({target})"))
+        })
 }
 
 /// Targets of links inside the repository.
@@ -210,7 +212,8 @@ fn unknown_names<'a>(page: &'a str, known: &HashSet<String>) -> Vec<&'a str> {
 
 #[test]
 fn a_link_and_a_name_are_found() {
-    let page = "See [`a`](stack/a.rs), [d] and [b](https://b.example).\n```\n](c)\n```\n[d]: d.md\n";
+    let page =
+        "See [`a`](stack/a.rs), [d] and [b](https://b.example).\n```\n](c)\n```\n[d]: d.md\n";
     assert_eq!(links(&prose(page)).collect::<Vec<_>>(), ["stack/a.rs", "d.md"]);
     assert_eq!(words("Shard::step(now, 3)").collect::<Vec<_>>(), ["Shard", "step", "now"]);
     let page =
