@@ -17,9 +17,10 @@ use std::thread;
 
 use common::Outcome;
 use fulmar::device::{
-    Burst, Caps, Counters, Device, DeviceStats, DropReason, EtherAddr, Instant, Interest, Packet,
-    Pool, Purpose, Tally, Wake, WakeFd,
+    Burst, Caps, Counters, Device, DeviceStats, EtherAddr, Instant, Interest, Packet, Pool, Purpose,
+    Tally, Wake, WakeFd,
 };
+use fulmar::stat::DropReason;
 use fulmar::{Stack, TcpListener, TcpStream};
 
 const MTU: usize = 1500;
@@ -142,7 +143,8 @@ fn example() -> Outcome {
     drop(stream);
     let received = server.join().map_err(|_| "the server failed")??;
     println!("sent {sent} bytes, {received} arrived");
-    let device = near.stat().map(|s| s.shard.device)?;
+    let stat = near.stat()?;
+    let device = stat.device();
     println!("{}: {} frames sent, {} received", device.name, device.tx_frames, device.rx_frames);
     if received == sent { Ok(()) } else { Err("bytes are missing".into()) }
 }

@@ -51,15 +51,21 @@
 //!   socket should not be dropped there, since that frees memory.
 //! - **fork**: a child process gets an error (`EBADF`) from every call on its parent's stacks.
 
+// docs.rs says of each item which feature it needs.
+#![cfg_attr(docsrs, feature(doc_cfg))]
 #![deny(unsafe_code)]
 #![warn(unreachable_pub, clippy::exhaustive_enums)]
 #![cfg_attr(not(feature = "internals"), allow(dead_code, unreachable_pub, unused_imports))]
 
 mod api;
+pub mod config;
 mod drivers;
 pub mod guide;
+pub mod icmp;
 mod runtime;
 pub mod stat;
+pub mod tcp;
+pub mod udp;
 
 pub use api::cidr::{Cidr, ParseCidrError};
 pub use api::connect::ConnectOptions;
@@ -156,42 +162,6 @@ pub use fulmar_stack::tcp::Keepalive;
 ///
 /// Fields are added in minor versions: end a literal with `..UdpBindOptions::default()`.
 pub use fulmar_stack::udp::BindOptions as UdpBindOptions;
-
-/// The whole configuration of a stack, for programs that keep one: [`Builder::from`]. Most programs set what they need
-/// by the methods of [`Builder`].
-pub mod config {
-    pub use fulmar_stack::device::moderation::{ModerationConfig, Profile};
-    pub use fulmar_stack::mbuf::PoolConfig;
-    pub use fulmar_stack::shard::{MIN_BUDGET_BYTES, SourceLimits, StackConfig};
-}
-
-/// TCP: flags of calls, what a connection is like, and the parts of its configuration and of a listener's options.
-pub mod tcp {
-    pub use crate::api::receive::RecvFlags;
-    pub use crate::api::send::SendFlags;
-    pub use fulmar_stack::shard::{
-        ConditionalAccept, FastOpenKeys, FastOpenOptions, FirstData, ListenerStat, SynCookies,
-        SynOptions,
-    };
-    pub use fulmar_stack::tcp::{
-        Config as TcpConfig, EcnPolicy, Info as TcpInfo, MtuProbing, PathModel, SendTimes,
-        State as TcpState, UnknownCongestionControl, UnknownEcnPolicy,
-    };
-}
-
-/// UDP: many datagrams in one call, and path MTUs.
-pub mod udp {
-    pub use fulmar_stack::base::MtuDiscovery;
-    pub use fulmar_stack::shard::{RecvMessage, SendMessage};
-    pub use fulmar_stack::udp::{Plpmtud, PlpmtudState};
-}
-
-/// ICMP: the answer to a ping, echo requests to addresses of other hosts, and errors that a gateway sends.
-pub mod icmp {
-    pub use crate::api::echo::{EchoRequest, EchoSocket};
-    pub use crate::api::stack::Echo;
-    pub use fulmar_stack::ip::SentError as IcmpError;
-}
 
 /// What lies below the sockets, for `fulmar-gateway` and the laboratory, which are released together with this
 /// crate. It changes without notice.

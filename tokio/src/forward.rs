@@ -20,7 +20,32 @@ const HOST_UNREACHABLE: u8 = 1;
 /// Code 3 of ICMPv6's type 1: address unreachable.
 const ADDRESS_UNREACHABLE: u8 = 3;
 
-/// A connection whose SYN is not answered yet: see [`fulmar::PendingConnection`].
+/// A connection whose SYN is not answered yet: see [`fulmar::PendingConnection`]. [`forward`] gives each to a task, and
+/// [`TcpListener::pending`] returns the next.
+///
+/// ```
+/// # use fulmar::tcp::ConditionalAccept;
+/// # use fulmar::{ListenOptions, Stack, devices};
+/// # use fulmar_tokio::{Net, TcpListener, TcpStream};
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> std::io::Result<()> {
+/// # let (a, b) = devices::link_pair()?;
+/// # let server = Net::new(Stack::builder().device(a).address("10.0.0.1/24".parse()?).unlisted().build()?)?;
+/// # let net = Net::new(Stack::builder().device(b).address("10.0.0.2/24".parse()?).unlisted().build()?)?;
+/// let options = ListenOptions {
+///     conditional_accept: Some(ConditionalAccept::default()),
+///     ..ListenOptions::default()
+/// };
+/// let listener = TcpListener::bind_with(&server, "10.0.0.1:80", options).await?;
+/// # tokio::spawn(async move { TcpStream::connect(&net, "10.0.0.1:80").await });
+/// let pending = listener.pending().await?;
+/// match pending.peer_addr().ip().to_string().as_str() {
+///     "10.0.0.2" => drop(pending.accept()?),
+///     _ => pending.refuse()?,
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct PendingConnection {
     pub(crate) pending: fulmar::PendingConnection,

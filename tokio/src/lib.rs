@@ -38,6 +38,8 @@
 //! - **Features**: `hyper` (a connector for its clients), `axum` (its `Listener`), `tonic` (its `Connected`), `quinn` (its
 //!   `AsyncUdpSocket`, with GSO, GRO and ECN).
 
+// docs.rs says of each item which feature it needs.
+#![cfg_attr(docsrs, feature(doc_cfg))]
 #![deny(unsafe_code)]
 #![warn(unreachable_pub, clippy::exhaustive_enums)]
 

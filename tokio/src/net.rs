@@ -16,6 +16,22 @@ use tokio::sync::watch;
 const DRAIN_PERIOD: Duration = Duration::from_millis(5);
 
 /// A stack that a task of the runtime drives. Clones are handles to the same stack; sockets have one, too.
+///
+/// ```
+/// use fulmar::{Stack, devices};
+/// use fulmar_tokio::{Net, TcpListener};
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> std::io::Result<()> {
+/// # let (device, _peer) = devices::link_pair()?;
+/// // Or `devices::open("fulmar0")?`.
+/// let stack = Stack::builder().device(device).address("10.0.0.1/24".parse()?).build()?;
+/// let net = Net::new(stack)?;
+/// let listener = TcpListener::bind(&net, "10.0.0.1:80").await?;
+/// println!("{} sockets", net.stack().stat()?.sockets().len());
+/// # drop(listener);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct Net {
     stack: Stack,

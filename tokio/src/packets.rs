@@ -69,6 +69,24 @@ fn poll_woken<T: std::os::fd::AsFd>(
 }
 
 /// Passes IP packets to the stack of a [`channel`]. Its futures are cancellation safe.
+///
+/// ```
+/// # use fulmar::Stack;
+/// # use fulmar_tokio::Net;
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> std::io::Result<()> {
+/// # let (device, mut sender, mut receiver) = fulmar_tokio::channel(1420)?;
+/// # let net = Net::new(Stack::builder().device(device).address("10.0.0.2/24".parse()?).unlisted().build()?)?;
+/// # let packets = [[0; 40]; 3];
+/// // Packets that came together cross together.
+/// for packet in &packets {
+///     sender.push(packet).await?;
+/// }
+/// sender.flush().await?;
+/// # let _ = (&net, &mut receiver);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct PacketSender(AsyncFd<Fd<devices::PacketSender>>);
 
@@ -121,6 +139,25 @@ impl PacketSender {
 }
 
 /// Returns the IP packets that the stack of a [`channel`] sends. Its futures are cancellation safe.
+///
+/// ```
+/// # use fulmar::Stack;
+/// # use fulmar_tokio::{Net, UdpSocket};
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> std::io::Result<()> {
+/// # let (device, mut sender, mut receiver) = fulmar_tokio::channel(1420)?;
+/// # let net = Net::new(Stack::builder().device(device).address("10.0.0.2/24".parse()?).unlisted().build()?)?;
+/// # let socket = UdpSocket::bind(&net, "10.0.0.2:7000").await?;
+/// # socket.send_to(b"hello", "10.0.0.1:53").await?;
+/// loop {
+///     let packet = receiver.recv().await?;
+///     println!("{} bytes for the tunnel", packet.len());
+/// #   break;
+/// }
+/// # let _ = &mut sender;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct PacketReceiver(AsyncFd<Fd<devices::PacketReceiver>>);
 

@@ -25,6 +25,17 @@ const MOST_SLICES: usize = 16;
 /// Received bytes are not copied on their way to `other` ([`TcpStream::recv_owned`]), and an idle relay has no buffer. The end of one direction is passed on as such; if either stream fails, `stream` is reset, so that its peer does
 /// not take a part for the whole.
 ///
+/// ```no_run
+/// # use fulmar_tokio::{TcpListener, relay};
+/// # async fn serve(listener: TcpListener) -> std::io::Result<()> {
+/// let (stream, _) = listener.accept().await?;
+/// let server = tokio::net::TcpStream::connect("192.0.2.1:80").await?;
+/// let (sent, received) = relay(stream, server).await?;
+/// println!("{sent} bytes to the server, {received} from it");
+/// # Ok(())
+/// # }
+/// ```
+///
 /// # Errors
 /// The first of either stream.
 pub async fn relay(

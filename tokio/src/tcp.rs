@@ -24,6 +24,28 @@ pub use split::{OwnedReadHalf, OwnedWriteHalf, ReadHalf, WriteHalf};
 ///
 /// One task may read while another writes ([`TcpStream::split`], [`TcpStream::into_split`]). Of several tasks that wait to
 /// read, the last is woken, and so of those that wait to write. All methods are cancellation safe.
+///
+/// ```
+/// # use fulmar::{Stack, devices};
+/// # use fulmar_tokio::{Net, TcpListener, TcpStream};
+/// use tokio::io::{AsyncReadExt, AsyncWriteExt};
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> std::io::Result<()> {
+/// # let (a, b) = devices::link_pair()?;
+/// # let server = Net::new(Stack::builder().device(a).address("10.0.0.1/24".parse()?).unlisted().build()?)?;
+/// # let net = Net::new(Stack::builder().device(b).address("10.0.0.2/24".parse()?).unlisted().build()?)?;
+/// # let listener = TcpListener::bind(&server, "10.0.0.1:80").await?;
+/// let mut stream = TcpStream::connect(&net, "10.0.0.1:80").await?;
+/// stream.set_nodelay(true)?;
+/// stream.write_all(b"hello").await?;
+/// # let (mut peer, _) = listener.accept().await?;
+/// # peer.write_all(b"world").await?;
+/// let mut answer = [0; 5];
+/// stream.read_exact(&mut answer).await?;
+/// println!("round-trip time {:?}", stream.get_ref().info()?.rtt);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct TcpStream {
     io: Arc<Io>,

@@ -14,6 +14,25 @@ use crate::tcp::each_address;
 
 /// A UDP socket. Of several tasks that wait to receive, the last is woken, and so of those that wait to send. All methods
 /// are cancellation safe.
+///
+/// ```
+/// # use fulmar::{Stack, devices};
+/// # use fulmar_tokio::{Net, UdpSocket};
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> std::io::Result<()> {
+/// # let (a, b) = devices::link_pair()?;
+/// # let server = Net::new(Stack::builder().device(a).address("10.0.0.1/24".parse()?).unlisted().build()?)?;
+/// # let net = Net::new(Stack::builder().device(b).address("10.0.0.2/24".parse()?).unlisted().build()?)?;
+/// let socket = UdpSocket::bind(&server, "0.0.0.0:53").await?;
+/// # let client = UdpSocket::bind(&net, "10.0.0.2:0").await?;
+/// # client.send_to(b"question", "10.0.0.1:53").await?;
+/// let mut question = [0; 1500];
+/// let (bytes, from) = socket.recv_from(&mut question).await?;
+/// socket.send_to(&question[..bytes], from).await?;
+/// # assert_eq!(client.recv(&mut [0; 100]).await?, 8);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct UdpSocket {
     socket: fulmar::UdpSocket,

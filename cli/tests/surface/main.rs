@@ -1,15 +1,13 @@
-//! The public items of the libraries, each in a line of `api.txt` of its package: a change of the surface is a change of
-//! that file. `FULMAR_UPDATE=1 cargo test -p fulmar-cli --test surface` writes it.
+//! What users see of the libraries: the pages that rustdoc makes, which every toolchain has.
 //!
-//! They are read from the pages that rustdoc makes, which every toolchain has, and are what a user sees: items that are
-//! hidden there are not in the list.
+//! Each public item is a line of `api.txt` of its package: a change of the surface is a change of that file.
+//! `FULMAR_UPDATE=1 cargo test -p fulmar-cli --test surface` writes it. Items that are hidden on the pages are not in the
+//! list. Each type has an example, and each link leads to a place.
 
-use std::path::{Path, PathBuf};
-use std::process::Command;
+mod links;
+mod pages;
 
-/// The folders of the libraries, and their names as crates.
-const LIBRARIES: [(&str, &str); 3] =
-    [("stack", "fulmar_stack"), ("sockets", "fulmar"), ("tokio", "fulmar_tokio")];
+use pages::{HIDDEN_FEATURES, LIBRARIES, Library, Page, features_of, packages, pages_of, root};
 
 /// The parts of a page that are about all types or repeat others; they are last.
 const ENDS: [&str; 4] = [
@@ -33,26 +31,6 @@ const DECLARATIONS: [&str; 8] = [
     "reexport.",
     "impl-",
 ];
-
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
-}
-
-/// Makes the pages, and returns their folder.
-fn pages() -> PathBuf {
-    let target = std::env::var_os("CARGO_TARGET_DIR").map_or(root().join("target"), PathBuf::from);
-    let cargo = std::env::var_os("CARGO").unwrap_or("cargo".into());
-    // Without the packages that need the feature `internals`.
-    let made = Command::new(cargo)
-        .args(["doc", "--quiet", "--locked", "--no-deps"])
-        .args(["-p", "fulmar-stack", "-p", "fulmar", "-p", "fulmar-tokio", "--target-dir"])
-        .arg(&target)
-        .env("RUSTDOCFLAGS", "-D warnings")
-        .current_dir(root())
-        .status();
-    assert!(made.expect("cargo runs").success(), "cargo doc failed");
-    target.join("doc")
-}
 
 /// The text of a piece of a page.
 fn text(html: &str) -> String {
@@ -125,42 +103,24 @@ fn head(declaration: &str) -> String {
     }
 }
 
-/// The lines of the pages in a folder and below it. `module`: its path.
-fn lines_below(folder: &Path, module: &str, lines: &mut Vec<String>) {
-    let mut entries: Vec<PathBuf> = std::fs::read_dir(folder)
-        .expect("a folder")
-        .map(|entry| entry.expect("an entry").path())
-        .collect();
-    entries.sort();
-    for path in entries {
-        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        if path.is_dir() {
-            lines_below(&path, &format!("{module}::{name}"), lines);
-            continue;
-        }
-        let Some(name) = name.strip_suffix(".html") else { continue };
-        // Of a macro there are two pages.
-        if ["all", "sidebar-items"].contains(&name) || name.ends_with('!') {
-            continue;
-        }
-        let page = std::fs::read_to_string(&path).expect("a page");
-        // Of a private place there is a page that leads to the public one.
-        if page.contains("http-equiv=\"refresh\"") {
-            continue;
-        }
-        let links = page.split("<code>").skip(1);
+/// The lines of the pages of a library.
+fn lines_of(library: &Library) -> Vec<String> {
+    let mut lines = Vec::new();
+    for page in pages_of(library).iter().filter(|page| !page.is_redirect()) {
+        let links = page.html.split("<code>").skip(1);
         let inner = links.filter(|text| INNER.iter().any(|start| text.starts_with(start)));
         let inner: Vec<&str> = inner.filter_map(|text| text.split('<').next()).collect();
-        assert!(inner.is_empty(), "{} shows inner paths: {inner:?}", path.display());
-        let place = match name.split_once('.') {
-            Some((_, item)) => format!("{module}::{item}"),
+        assert!(inner.is_empty(), "{} shows inner paths: {inner:?}", page.path.display());
+        let place = match page.item() {
+            Some((_, item)) => format!("{}::{item}", page.module),
             None => {
-                lines.push(format!("{module}: module"));
-                module.to_owned()
+                lines.push(format!("{}: module", page.module));
+                page.module.clone()
             }
         };
-        lines.extend(declarations(&page).into_iter().map(|line| format!("{place}: {line}")));
+        lines.extend(declarations(&page.html).into_iter().map(|line| format!("{place}: {line}")));
     }
+    lines
 }
 
 /// The lines that only one of the two has, each with its sign.
@@ -177,12 +137,10 @@ fn difference(kept: &str, found: &str) -> String {
 
 #[test]
 fn every_public_item_is_in_the_list_of_its_package() {
-    let pages = pages();
     let mut changed = String::new();
-    for (folder, library) in LIBRARIES {
-        let mut lines = Vec::new();
-        lines_below(&pages.join(library), library, &mut lines);
-        assert!(lines.len() > 50, "{library}: only {} lines are read from its pages", lines.len());
+    for library in &LIBRARIES {
+        let (lines, folder) = (lines_of(library), library.folder);
+        assert!(lines.len() > 50, "{folder}: only {} lines are read from its pages", lines.len());
         let found = lines.join("\n") + "\n";
         let file = root().join(folder).join("api.txt");
         if std::env::var_os("FULMAR_UPDATE").is_some() {
@@ -214,4 +172,61 @@ fn the_declarations_of_a_page_are_read() {
     let expected =
         ["#[non_exhaustive] pub struct A", "f: u8", "pub fn b() -> Vec<u8>", "impl Clone for A"];
     assert_eq!(declarations(page), expected);
+}
+
+/// Whether the text about the item of a page has an example. Examples of its methods do not count.
+fn has_example(html: &str) -> bool {
+    let about = between(html, "<details class=\"toggle top-doc\"", "</details>");
+    about.is_some_and(|about| about.contains("rust-example-rendered"))
+}
+
+/// Whether a page has to have an example: that of a type, a trait, or a function for programs.
+fn needs_example(page: &Page) -> bool {
+    match page.item() {
+        Some(("struct" | "enum" | "trait", _)) => true,
+        Some(("fn", _)) => ["fulmar::devices", "fulmar_tokio"].contains(&page.module.as_str()),
+        _ => false,
+    }
+}
+
+#[test]
+fn every_type_has_an_example() {
+    let libraries = LIBRARIES.iter().filter(|library| library.name != "fulmar_stack");
+    let pages = libraries.flat_map(pages_of).filter(|page| !page.is_redirect());
+    let pages: Vec<Page> = pages.filter(needs_example).collect();
+    assert!(pages.len() > 100, "only {} types are found", pages.len());
+    let without: Vec<String> = pages
+        .iter()
+        .filter(|page| !has_example(&page.html))
+        .map(|page| format!("{}::{}", page.module, page.name))
+        .collect();
+    assert!(without.is_empty(), "{} without an example:\n{}", without.len(), without.join("\n"));
+}
+
+#[test]
+fn an_example_of_a_method_is_not_one_of_the_type() {
+    let example = "<div class=\"example-wrap\"><pre class=\"rust rust-example-rendered\">";
+    let about = "<details class=\"toggle top-doc\" open><summary>";
+    assert!(has_example(&format!("{about}text{example}</details><h2>Methods</h2>")));
+    assert!(!has_example(&format!("{about}text</details><h2>Methods</h2>{example}")));
+    assert!(!has_example(example));
+}
+
+#[test]
+fn docs_rs_shows_every_feature_for_users() {
+    for package in packages() {
+        let (shown, name) = (features_of(&package), &package["name"]);
+        let features = package["features"].as_object().expect("a table");
+        let is_public = |feature: &&String| {
+            let is_default = package["features"]["default"].as_array();
+            let is_default = is_default.into_iter().flatten().any(|one| one == feature.as_str());
+            *feature != "default" && !is_default && !HIDDEN_FEATURES.contains(&feature.as_str())
+        };
+        if package["publish"].is_null() {
+            let expected: Vec<&String> = features.keys().filter(is_public).collect();
+            let mut shown: Vec<&String> = shown.iter().collect();
+            shown.sort();
+            assert_eq!(shown, expected, "{name}: package.metadata.docs.rs");
+        }
+    }
 }

@@ -6,12 +6,12 @@
 use crate::network::DeviceArgs;
 use crate::outcome::{During, Outcome, say};
 use clap::ValueEnum;
-use fulmar::stat::NeighbourState;
 use fulmar::{Cidr, Stack};
 use fulmar_lab::cpu;
 use fulmar_lab::harness::Progress;
 use fulmar_lab::harness::options::budget;
 use fulmar_nic::SimConfig;
+use fulmar_stack::ip::NeighbourState;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::process::ExitCode;

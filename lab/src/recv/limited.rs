@@ -3,9 +3,8 @@
 //!
 //! Frames pass unchanged both ways.
 
-use fulmar::device::Pool;
-use fulmar::device::{Burst, Caps, Device, DirectPlacement, forward_device};
-use fulmar::device::{Counters, Instant};
+use fulmar::device::placement::DirectPlacement;
+use fulmar::device::{Burst, Caps, Counters, Device, Instant, Pool, forward_device};
 
 /// The wrapper.
 pub struct Limited {

@@ -32,7 +32,7 @@ pub const AT_ONCE: &str = "frames_per_reap";
 pub fn scenarios() -> Vec<Scenario<'static>> {
     let lazy = SimConfig::default();
     let at_once = SimConfig {
-        tx_coalesce: Coalesce { packets: 1, delay: fulmar::device::Duration::ZERO },
+        tx_coalesce: Coalesce { packets: 1, delay: Duration::ZERO },
         tx_reap_bytes: 1,
         ..SimConfig::default()
     };

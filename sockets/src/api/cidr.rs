@@ -32,6 +32,13 @@ impl Cidr {
 }
 
 /// The text is not an address with a prefix length.
+///
+/// ```
+/// use fulmar::{Cidr, ParseCidrError};
+///
+/// let error: ParseCidrError = "10.77.0.2".parse::<Cidr>().unwrap_err();
+/// assert!(error.to_string().starts_with("invalid address `10.77.0.2`"));
+/// ```
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ParseCidrError(String);
 

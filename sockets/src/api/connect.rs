@@ -12,7 +12,19 @@ use crate::api::socket::{Socket, check_timeout, to_io};
 use crate::api::stack::Stack;
 use crate::api::tcp::{TcpStream, connect, open, owner_of, valid_options};
 
-/// Options of a connection that is to be opened: see [`TcpStream::connect_with`], which has an example.
+/// Options of a connection that is to be opened: see [`TcpStream::connect_with`].
+///
+/// ```
+/// use fulmar::{ConnectOptions, SocketOptions};
+///
+/// let options = ConnectOptions {
+///     local: Some("10.0.0.2:0".parse()?),
+///     socket: SocketOptions { nodelay: true, ..SocketOptions::default() },
+///     ..ConnectOptions::default()
+/// };
+/// # assert!(options.socket.nodelay);
+/// # Ok::<(), std::net::AddrParseError>(())
+/// ```
 ///
 /// Fields are added in minor versions: end a literal with `..ConnectOptions::default()`.
 #[derive(Clone, Copy, Debug, Default)]

@@ -11,6 +11,20 @@
 //!
 //! A thread sleeps in `accept` and costs nothing until a client connects. To end the thread, the stack connects
 //! to its own socket.
+//!
+//! ```no_run
+//! use fulmar::stat::{Document, control};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! for socket in control::sockets() {
+//!     if let Some(text) = control::ask(&socket)? {
+//!         let document: Document = serde_json::from_str(&text)?;
+//!         println!("{}: process {}", document.name, document.pid);
+//!     }
+//! }
+//! # Ok(())
+//! # }
+//! ```
 
 use std::fs::{self, DirBuilder, Metadata};
 use std::io::{self, Read, Write};
@@ -42,13 +56,36 @@ const MOST_PRUNED: usize = 64;
 const THREAD_STACK_BYTES: usize = 256 * 1024;
 
 /// The control socket of one stack; closed when dropped.
+///
+/// A stack opens its own ([`Builder::unlisted`](crate::Builder::unlisted) prevents it). A program that is not a stack, as
+/// a gateway, opens one for a document of its own:
+///
+/// ```no_run
+/// use fulmar::stat::control::Control;
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let control = Control::open(|| Some("{\"version\":1}".to_owned()))?;
+/// println!("answers on {}", control.path().display());
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct Control {
     path: PathBuf,
     closing: Arc<AtomicBool>,
 }
 
-/// A control socket that is bound and not served yet.
+/// A control socket that is bound and not served yet: a program binds it before it gives up the right to open files.
+///
+/// ```no_run
+/// use fulmar::stat::control::Bound;
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let bound = Bound::new()?;
+/// // The process enters its sandbox here.
+/// let control = bound.serve(|| Some("{\"version\":1}".to_owned()))?;
+/// # drop(control);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct Bound {
     listener: UnixListener,

@@ -24,7 +24,43 @@ pub use crate::drivers::plain::{PacketIo, Plain, QemuStream, plain, plain_ethern
 pub use crate::drivers::shm::{Shm, ShmConfig, Side};
 pub use crate::drivers::tap::{Tap, TapConfig};
 pub use crate::drivers::tun::{Tun, TunConfig};
-pub use fulmar_stack::device::impair::{Aqm, Impairments, Policer};
+/// What the queue of a bottleneck does: [`Impairments::aqm`].
+///
+/// ```
+/// use fulmar::devices::{Aqm, Impairments};
+///
+/// let path = Impairments { rate_bps: Some(10_000_000), aqm: Aqm::CODEL, ecn: true, ..Impairments::default() };
+/// # assert_ne!(path.aqm, Aqm::DropTail);
+/// ```
+pub use fulmar_stack::device::impair::Aqm;
+/// A bad network, for [`impaired`].
+///
+/// ```
+/// use std::time::Duration;
+/// use fulmar::devices::Impairments;
+///
+/// // A slow line with a short queue, which loses a packet in a thousand.
+/// let path = Impairments {
+///     rate_bps: Some(2_000_000),
+///     queue_bytes: 32 << 10,
+///     delay: Duration::from_millis(15),
+///     loss: 0.001,
+///     cut: 1.0,
+///     ..Impairments::default()
+/// };
+/// # assert_eq!(path.duplicate, 0.0);
+/// ```
+pub use fulmar_stack::device::impair::Impairments;
+/// A limit without a queue: [`Impairments::policer`].
+///
+/// ```
+/// use fulmar::devices::{Impairments, Policer};
+///
+/// let policer = Policer { rate_bps: 50_000_000, burst_bytes: 64 << 10 };
+/// let path = Impairments { policer: Some(policer), cut: 1.0, ..Impairments::default() };
+/// # assert!(path.policer.is_some());
+/// ```
+pub use fulmar_stack::device::impair::Policer;
 pub use spec::{ParseSpecError, Spec};
 
 /// A device by its name: `fulmar0` (any interface: a TAP if it is one or does not exist yet, a TUN if it is
@@ -74,6 +110,17 @@ pub fn tap(name: &str) -> Result<Box<dyn Device>, OpenError> {
 ///
 /// # Errors
 /// The descriptor is none of such a TAP.
+///
+/// ```no_run
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let received = || -> std::os::fd::OwnedFd { unimplemented!() };
+/// // A helper with the rights to open a TAP has sent it over a Unix socket.
+/// let device = fulmar::devices::tap_from_fd(received())?;
+/// let stack = fulmar::Stack::builder().device(device).address("10.0.0.2/24".parse()?).build()?;
+/// # drop(stack);
+/// # Ok(())
+/// # }
+/// ```
 pub fn tap_from_fd(fd: OwnedFd) -> Result<Box<dyn Device>, OpenError> {
     Ok(Box::new(Tap::from_fd(fd, &TapConfig::default())?))
 }
@@ -82,6 +129,15 @@ pub fn tap_from_fd(fd: OwnedFd) -> Result<Box<dyn Device>, OpenError> {
 ///
 /// # Errors
 /// As [`tap`]; an interface that exists must have been made for several queues.
+///
+/// ```no_run
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let queues = fulmar::devices::tap_queues("tap0", 4)?;
+/// let stack = fulmar::Stack::builder().devices(queues).address("10.0.0.2/24".parse()?).build()?;
+/// assert_eq!(stack.shards(), 4);
+/// # Ok(())
+/// # }
+/// ```
 pub fn tap_queues(name: &str, queues: u16) -> Result<Queues, OpenError> {
     let config = TapConfig { name: name.to_owned(), ..TapConfig::default() };
     Ok(Tap::open_queues(&config, queues)?.into_iter().map(|t| Box::new(t) as _).collect())
@@ -113,6 +169,17 @@ pub fn tun(name: &str) -> Result<Box<dyn Device>, OpenError> {
 ///
 /// # Errors
 /// The descriptor is none of such a TUN.
+///
+/// ```no_run
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let received = || -> std::os::fd::OwnedFd { unimplemented!() };
+/// // A helper with the rights to open a TUN has sent it over a Unix socket.
+/// let device = fulmar::devices::tun_from_fd(received())?;
+/// let stack = fulmar::Stack::builder().device(device).address("10.0.0.2/24".parse()?).build()?;
+/// # drop(stack);
+/// # Ok(())
+/// # }
+/// ```
 pub fn tun_from_fd(fd: OwnedFd) -> Result<Box<dyn Device>, OpenError> {
     Ok(Box::new(Tun::from_fd(fd, &TunConfig::default())?))
 }
@@ -121,6 +188,15 @@ pub fn tun_from_fd(fd: OwnedFd) -> Result<Box<dyn Device>, OpenError> {
 ///
 /// # Errors
 /// As [`tun`]; an interface that exists must have been made for several queues.
+///
+/// ```no_run
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let queues = fulmar::devices::tun_queues("tun0", 4)?;
+/// let stack = fulmar::Stack::builder().devices(queues).address("10.0.0.2/24".parse()?).build()?;
+/// assert_eq!(stack.shards(), 4);
+/// # Ok(())
+/// # }
+/// ```
 pub fn tun_queues(name: &str, queues: u16) -> Result<Queues, OpenError> {
     let config = TunConfig { name: name.to_owned(), ..TunConfig::default() };
     Ok(Tun::open_queues(&config, queues)?.into_iter().map(|t| Box::new(t) as _).collect())
@@ -137,6 +213,17 @@ pub fn tun_queues(name: &str, queues: u16) -> Result<Queues, OpenError> {
 ///
 /// # Errors
 /// No such interface, or no `CAP_NET_RAW`; the error says what to do.
+///
+/// ```no_run
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let device = fulmar::devices::packet("eth0")?;
+/// // An address of the network of eth0 that no other host has.
+/// let builder = fulmar::Stack::builder().device(device).address("192.168.1.77/24".parse()?);
+/// let stack = builder.gateway("192.168.1.1".parse()?).build()?;
+/// # drop(stack);
+/// # Ok(())
+/// # }
+/// ```
 pub fn packet(interface: &str) -> Result<Box<dyn Device>, OpenError> {
     let config = PacketConfig { interface: interface.to_owned(), ..PacketConfig::default() };
     Ok(Box::new(PacketSocket::open(&config)?))
@@ -147,6 +234,15 @@ pub fn packet(interface: &str) -> Result<Box<dyn Device>, OpenError> {
 ///
 /// # Errors
 /// As [`packet`].
+///
+/// ```no_run
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let queues = fulmar::devices::packet_queues("eth0", 4)?;
+/// let stack = fulmar::Stack::builder().devices(queues).address("192.168.1.77/24".parse()?).build()?;
+/// assert_eq!(stack.shards(), 4);
+/// # Ok(())
+/// # }
+/// ```
 pub fn packet_queues(interface: &str, queues: u16) -> Result<Queues, OpenError> {
     let config = PacketConfig { interface: interface.to_owned(), ..PacketConfig::default() };
     let sockets = PacketSocket::open_queues(&config, queues)?;
@@ -161,6 +257,20 @@ pub fn packet_queues(interface: &str, queues: u16) -> Result<Queues, OpenError> 
 /// # Errors
 /// The other process is another user's or speaks another version, or the name cannot be used; the
 /// error says what to do. [`Shm::open`] can also give up after a time.
+///
+/// ```no_run
+/// use fulmar::devices::{self, Side};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let (device, side) = devices::shm("camera")?;
+/// let address = match side {
+///     Side::First => "10.0.0.1/24",
+///     Side::Second => "10.0.0.2/24",
+/// };
+/// let stack = fulmar::Stack::builder().device(device).address(address.parse()?).build()?;
+/// # drop(stack);
+/// # Ok(())
+/// # }
+/// ```
 pub fn shm(name: &str) -> Result<(Box<dyn Device>, Side), OpenError> {
     let config = ShmConfig { name: name.to_owned(), ..ShmConfig::default() };
     let end = Shm::open(&config)?;
@@ -179,6 +289,18 @@ pub type Pair = (Box<dyn Device>, Box<dyn Device>);
 ///
 /// # Errors
 /// Too many open descriptors.
+///
+/// ```
+/// use std::time::Duration;
+/// use fulmar::{Stack, devices};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let (a, b) = devices::link_pair()?;
+/// let one = Stack::builder().device(a).address("10.0.0.1/24".parse()?).build()?;
+/// let _other = Stack::builder().device(b).address("10.0.0.2/24".parse()?).build()?;
+/// one.ping("10.0.0.2".parse()?, 56, Duration::from_secs(5))?;
+/// # Ok(())
+/// # }
+/// ```
 pub fn link_pair() -> Result<Pair, OpenError> {
     static PAIRS: AtomicU32 = AtomicU32::new(0);
     let [_, a, b, c] = PAIRS.fetch_add(1, Ordering::Relaxed).to_be_bytes();
@@ -191,6 +313,17 @@ pub fn link_pair() -> Result<Pair, OpenError> {
 pub type Queues = Vec<Box<dyn Device>>;
 
 /// The same device, with every frame written to `out` as pcapng, for Wireshark and tshark.
+///
+/// ```no_run
+/// use std::fs::File;
+/// use fulmar::devices;
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let device = devices::capture(devices::open("fulmar0")?, File::create("fulmar.pcapng")?);
+/// let stack = fulmar::Stack::builder().device(device).address("10.0.0.2/24".parse()?).build()?;
+/// # drop(stack);
+/// # Ok(())
+/// # }
+/// ```
 pub fn capture(device: impl Device + 'static, out: impl Write + Send + 'static) -> Box<dyn Device> {
     let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let uptime = std::time::Duration::from_nanos(crate::runtime::now().as_nanos());
@@ -199,6 +332,19 @@ pub fn capture(device: impl Device + 'static, out: impl Write + Send + 'static) 
 
 /// The same device behind a bad network: loss, reordering, delay, a bottleneck, the same for the same seed. `tx` is
 /// what happens to sent packets, `rx` to received ones.
+///
+/// ```
+/// use std::time::Duration;
+/// use fulmar::devices::{self, Impairments};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let (device, _peer) = devices::link_pair()?;
+/// let path = Impairments { loss: 0.01, delay: Duration::from_millis(20), ..Impairments::default() };
+/// let device = devices::impaired(device, 7, &path, &path);
+/// let stack = fulmar::Stack::builder().device(device).address("10.0.0.2/24".parse()?).build()?;
+/// # drop(stack);
+/// # Ok(())
+/// # }
+/// ```
 pub fn impaired(
     device: impl Device + 'static,
     seed: u64,

@@ -14,6 +14,25 @@ use crate::api::socket::Socket;
 use crate::api::stack::Stack;
 
 /// An ICMP echo request ("ping") to an address that is not the stack's own.
+///
+/// ```
+/// # use std::time::Duration;
+/// # use fulmar::{Stack, devices};
+/// use fulmar::icmp::EchoSocket;
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let (a, b) = devices::link_pair()?;
+/// # let stack = Stack::builder().device(a).address("10.0.0.1/24".parse()?).any_ip(true).unlisted().build()?;
+/// # let echo = EchoSocket::open(&stack)?;
+/// # let guest = Stack::builder().device(b).address("10.0.0.2/24".parse()?).gateway("10.0.0.1".parse()?).unlisted().build()?;
+/// # let guest = std::thread::spawn(move || guest.ping("192.0.2.1".parse().unwrap(), 56, Duration::from_secs(5)));
+/// let request = echo.recv()?;
+/// println!("{} asks {} with {} bytes", request.from, request.to, request.payload.len());
+/// # assert_eq!((request.to, request.payload.len()), ("192.0.2.1".parse()?, 56));
+/// # echo.reply(&request)?;
+/// # guest.join().unwrap()?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct EchoRequest {
@@ -34,6 +53,27 @@ pub struct EchoRequest {
 /// Takes the echo requests to addresses that are not the stack's own, in a stack with
 /// [`Builder::any_ip`](crate::Builder::any_ip). There is one for each stack. It queues 256 requests of together 256 KiB; later ones are
 /// dropped (`echo_buffer_full`).
+///
+/// ```
+/// # use std::time::Duration;
+/// # use fulmar::{Stack, devices};
+/// use fulmar::icmp::EchoSocket;
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let (a, b) = devices::link_pair()?;
+/// # let stack = Stack::builder().device(a).address("10.0.0.1/24".parse()?).any_ip(true).unlisted().build()?;
+/// let echo = EchoSocket::open(&stack)?;
+/// # let guest = Stack::builder().device(b).address("10.0.0.2/24".parse()?).gateway("10.0.0.1".parse()?).unlisted().build()?;
+/// # let guest = std::thread::spawn(move || guest.ping("192.0.2.1".parse().unwrap(), 56, Duration::from_secs(5)));
+/// loop {
+///     let request = echo.recv()?;
+///     // Here a gateway asks the host itself.
+///     echo.reply(&request)?;
+/// #   break;
+/// }
+/// # assert_eq!(guest.join().unwrap()?.from, "192.0.2.1".parse::<std::net::IpAddr>()?);
+/// # Ok(())
+/// # }
+/// ```
 pub struct EchoSocket {
     pub(crate) socket: Arc<Socket>,
 }

@@ -6,6 +6,20 @@ use crate::runtime::StartError;
 use fulmar_stack::socket::SocketError;
 
 /// Why a stack could not be built. `Display` is one sentence that says what to do.
+///
+/// ```
+/// # use fulmar::devices;
+/// use fulmar::{SetupError, Stack};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let (device, _peer) = devices::link_pair()?;
+/// match Stack::builder().device(device).build() {
+///     Ok(stack) => println!("{} runs", stack.name()),
+///     Err(SetupError::NoAddress) => println!("which address?"),
+///     Err(other) => eprintln!("error: {other}"),
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum SetupError {

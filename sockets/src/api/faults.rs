@@ -6,6 +6,18 @@ use std::time::Duration;
 use fulmar_stack::device::impair::{Aqm, Impairments, Policer};
 
 /// An impaired path as a text describes it, in both directions.
+///
+/// ```
+/// use fulmar::devices::{self, FaultSpec};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let (device, _peer) = devices::link_pair()?;
+/// let faults: FaultSpec = "loss=1%,delay=20ms,rate=10mbit,seed=7".parse()?;
+/// let device = devices::impaired(device, faults.seed, &faults.path, &faults.path);
+/// let stack = fulmar::Stack::builder().device(device).address("10.0.0.2/24".parse()?).build()?;
+/// # drop(stack);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, PartialEq, Debug)]
 pub struct FaultSpec {
     /// The impairments of packets.

@@ -28,6 +28,15 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::runtime::Ledger;
 pub use crate::runtime::account::{Account, DEFAULT_EVERY, StageTime, of_this_process};
+/// A stage of the path of a packet: [`Account::ns_of`].
+///
+/// ```
+/// use fulmar::stat::ledger::Stage;
+///
+/// for stage in Stage::ALL.iter().filter(|stage| stage.layer() == "copy") {
+///     println!("{}: {}", stage.name(), stage.sentence());
+/// }
+/// ```
 pub use fulmar_stack::base::Stage;
 
 /// The environment variable is not read yet.

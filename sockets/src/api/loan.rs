@@ -30,6 +30,32 @@ use crate::api::udp::UdpSocket;
 /// than its buffer has space for.
 ///
 /// In a forked child a loan of the parent has no bytes.
+///
+/// ```
+/// # use std::io::Write;
+/// # use fulmar::{Stack, TcpListener, TcpStream, devices};
+/// use fulmar::zero_copy::ZeroCopy;
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let (a, b) = devices::link_pair()?;
+/// # let server = Stack::builder().device(a).address("10.0.0.1/24".parse()?).unlisted().build()?;
+/// # let stack = Stack::builder().device(b).address("10.0.0.2/24".parse()?).unlisted().build()?;
+/// # let listener = TcpListener::bind(&server, "10.0.0.1:80")?;
+/// # let stream = TcpStream::connect(&stack, "10.0.0.1:80")?;
+/// # let (peer, _) = listener.accept()?;
+/// # (&peer).write_all(b"GET / HTTP/1.0\r\n")?;
+/// # drop(peer);
+/// let mut bytes = stream.recv_owned(64 << 10)?;
+/// while bytes.len() < 5 {
+///     bytes.append(stream.recv_owned(64 << 10)?);
+/// }
+/// let method = bytes.split_to(3);
+/// assert_eq!(method.to_vec(), b"GET");
+/// for slice in bytes.slices() {
+///     println!("{} bytes more", slice.len());
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Default)]
 pub struct Loan {
     /// A range of one chain each, in order. Most loans have the first one only.
@@ -299,7 +325,26 @@ impl fmt::Debug for Loan {
     }
 }
 
-/// The slices of a [`Loan`].
+/// The slices of a [`Loan`]: [`Loan::slices`].
+///
+/// ```
+/// # use std::io::Write;
+/// # use fulmar::{Stack, TcpListener, TcpStream, devices};
+/// use fulmar::zero_copy::ZeroCopy;
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let (a, b) = devices::link_pair()?;
+/// # let server = Stack::builder().device(a).address("10.0.0.1/24".parse()?).unlisted().build()?;
+/// # let stack = Stack::builder().device(b).address("10.0.0.2/24".parse()?).unlisted().build()?;
+/// # let listener = TcpListener::bind(&server, "10.0.0.1:80")?;
+/// # let stream = TcpStream::connect(&stack, "10.0.0.1:80")?;
+/// # let (peer, _) = listener.accept()?;
+/// # (&peer).write_all(b"hello")?;
+/// let bytes = stream.recv_owned(64 << 10)?;
+/// let sum: u64 = bytes.slices().flatten().map(|byte| u64::from(*byte)).sum();
+/// # assert!(sum > 0);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct Slices<'a> {
     part: Option<PartSlices<'a>>,

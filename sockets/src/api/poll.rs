@@ -23,6 +23,21 @@ pub use waker::Waker;
 use waker::Woken;
 
 /// Something that a poll set can watch. Implemented by the sockets of this crate.
+///
+/// ```
+/// # use fulmar::{Stack, UdpSocket, devices};
+/// use fulmar::{PollSet, Ready, Source};
+///
+/// fn watch(set: &PollSet, sockets: &[impl Source]) -> std::io::Result<()> {
+///     sockets.iter().enumerate().try_for_each(|(token, socket)| set.add(socket, token, Ready::READABLE))
+/// }
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let (device, _peer) = devices::link_pair()?;
+/// # let stack = Stack::builder().device(device).address("10.0.0.1/24".parse()?).unlisted().build()?;
+/// # watch(&stack.poll_set()?, &[UdpSocket::bind(&stack, "10.0.0.1:53")?])?;
+/// # Ok(())
+/// # }
+/// ```
 pub trait Source: sealed::Sealed {}
 
 pub(crate) mod sealed {
@@ -66,6 +81,24 @@ impl sealed::Sealed for TcpListener {
 impl Source for TcpListener {}
 
 /// A ready socket, a ready descriptor of the host, or a [`Waker`] that was used.
+///
+/// ```
+/// # use fulmar::{Ready, Stack, UdpSocket, devices};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let (device, _peer) = devices::link_pair()?;
+/// # let stack = Stack::builder().device(device).address("10.0.0.1/24".parse()?).unlisted().build()?;
+/// # let socket = UdpSocket::bind(&stack, "10.0.0.1:53")?;
+/// let set = stack.poll_set()?;
+/// set.add(&socket, 7, Ready::READABLE | Ready::WRITABLE)?;
+/// let mut events = Vec::new();
+/// set.wait(&mut events, None)?;
+/// for event in &events {
+///     println!("socket {}: readable {}", event.token, event.ready.is_readable());
+/// }
+/// # assert_eq!((events[0].token, events[0].ready.is_writable()), (7, true));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Event {

@@ -241,6 +241,28 @@ mod spare {
 }
 
 /// A buffer that was not posted, or has completed with an error.
+///
+/// ```
+/// # use fulmar::{Stack, TcpListener, TcpStream, devices};
+/// use fulmar::zero_copy::{RecvBuf, ZeroCopy};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let (a, b) = devices::link_pair()?;
+/// # let server = Stack::builder().device(a).address("10.0.0.1/24".parse()?).unlisted().build()?;
+/// # let stack = Stack::builder().device(b).address("10.0.0.2/24".parse()?).unlisted().build()?;
+/// # let listener = TcpListener::bind(&server, "10.0.0.1:80")?;
+/// # let stream = TcpStream::connect(&stack, "10.0.0.1:80")?;
+/// # let (peer, _) = listener.accept()?;
+/// let filling = stream.recv_posted(RecvBuf::with_capacity(64 << 10))?;
+/// filling.cancel()?;
+/// match filling.wait() {
+///     Ok(buffer) => println!("{} bytes", buffer.len()),
+///     // Nothing was received: the buffer may be used again.
+///     Err(e) => assert!(e.buf.is_some(), "{e}"),
+/// }
+/// # drop(peer);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct RecvError {

@@ -10,7 +10,27 @@ use fulmar_stack::socket::{Least, fmt_flags};
 
 use crate::api::tcp::TcpStream;
 
-/// Flags of one read.
+/// Flags of one read: [`TcpStream::recv_with`].
+///
+/// ```
+/// # use std::io::{IoSliceMut, Write};
+/// # use fulmar::{Stack, TcpListener, TcpStream, devices};
+/// use fulmar::tcp::RecvFlags;
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let (a, b) = devices::link_pair()?;
+/// # let server = Stack::builder().device(a).address("10.0.0.1/24".parse()?).unlisted().build()?;
+/// # let stack = Stack::builder().device(b).address("10.0.0.2/24".parse()?).unlisted().build()?;
+/// # let listener = TcpListener::bind(&server, "10.0.0.1:80")?;
+/// # let stream = TcpStream::connect(&stack, "10.0.0.1:80")?;
+/// # let (peer, _) = listener.accept()?;
+/// # (&peer).write_all(b"hello")?;
+/// let mut start = [0; 5];
+/// let flags = RecvFlags::PEEK | RecvFlags::WAIT_ALL;
+/// let bytes = stream.recv_with(&mut [IoSliceMut::new(&mut start)], flags)?;
+/// assert_eq!(&start[..bytes], b"hello");
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct RecvFlags(u8);
 

@@ -21,7 +21,26 @@ use crate::api::socket::Socket;
 use crate::api::tcp::TcpStream;
 use lock::SendLock;
 
-/// Flags of one write.
+/// Flags of one write: [`TcpStream::send_with`].
+///
+/// ```
+/// # use std::io::IoSlice;
+/// # use fulmar::{Stack, TcpListener, TcpStream, devices};
+/// use fulmar::tcp::SendFlags;
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let (a, b) = devices::link_pair()?;
+/// # let server = Stack::builder().device(a).address("10.0.0.1/24".parse()?).unlisted().build()?;
+/// # let stack = Stack::builder().device(b).address("10.0.0.2/24".parse()?).unlisted().build()?;
+/// # let listener = TcpListener::bind(&server, "10.0.0.1:80")?;
+/// # let stream = TcpStream::connect(&stack, "10.0.0.1:80")?;
+/// # let (peer, _) = listener.accept()?;
+/// // The header waits for the body, for one segment of both.
+/// stream.send_with(&[IoSlice::new(b"header")], SendFlags::MORE)?;
+/// stream.send_with(&[IoSlice::new(b"body")], SendFlags::NONE)?;
+/// # drop(peer);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct SendFlags(u8);
 

@@ -43,6 +43,26 @@ pub struct SendFile {
 }
 
 /// Why a file was not sent to its end.
+///
+/// ```
+/// # use std::time::Duration;
+/// # use fulmar::{Stack, TcpListener, TcpStream, devices};
+/// use fulmar::zero_copy::ZeroCopy;
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let (a, b) = devices::link_pair()?;
+/// # let server = Stack::builder().device(a).address("10.0.0.1/24".parse()?).unlisted().build()?;
+/// # let stack = Stack::builder().device(b).address("10.0.0.2/24".parse()?).unlisted().build()?;
+/// # let listener = TcpListener::bind(&server, "10.0.0.1:80")?;
+/// # let stream = TcpStream::connect(&stack, "10.0.0.1:80")?;
+/// # let (peer, _) = listener.accept()?;
+/// # drop((peer, listener));
+/// let directory = std::fs::File::open("/")?;
+/// let refused = stream.send_file(&directory, .., &[], &[]).unwrap_err();
+/// println!("{} bytes were accepted; {}", refused.sent, refused.error);
+/// assert_eq!(refused.error.kind(), std::io::ErrorKind::IsADirectory);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct SendFileError {

@@ -5,7 +5,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, PoisonError, Weak};
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant as StdInstant};
 
 use crate::runtime::{Account, Ledger, Limit, WatchedShard};
@@ -26,7 +26,7 @@ use crate::api::inner::Inner;
 use crate::api::ledger;
 use crate::api::poll::PollSet;
 use crate::api::socket::{Socket, check_timeout, explain_unreachable, to_io};
-use crate::api::stat::Stat;
+use crate::api::stat::{Observer, Stat};
 use crate::tcp::TcpConfig;
 
 /// A running TCP/IP stack. Cloning copies a handle; sockets keep the stack alive.
@@ -60,7 +60,20 @@ impl std::fmt::Debug for Stack {
     }
 }
 
-/// The answer to an echo request.
+/// The answer to an echo request: [`Stack::ping`].
+///
+/// ```
+/// # use std::time::Duration;
+/// # use fulmar::{Stack, devices};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let (device, peer) = devices::link_pair()?;
+/// # let _peer = Stack::builder().device(peer).address("10.0.0.1/24".parse()?).unlisted().build()?;
+/// # let stack = Stack::builder().device(device).address("10.0.0.2/24".parse()?).unlisted().build()?;
+/// let echo = stack.ping("10.0.0.1".parse()?, 56, Duration::from_secs(5))?;
+/// println!("{} bytes from {}: ttl={} time={:?}", echo.bytes, echo.from, echo.ttl, echo.rtt);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Echo {
@@ -72,17 +85,6 @@ pub struct Echo {
     pub ttl: u8,
     /// Payload bytes of the answer.
     pub bytes: usize,
-}
-
-/// Takes snapshots of a stack: [`Stack::observer`].
-#[derive(Clone, Debug)]
-pub struct Observer(Weak<Inner>);
-
-impl Observer {
-    /// A snapshot. `None`: the stack has ended.
-    pub fn stat(&self) -> Option<Stat> {
-        Stat::of(&*self.0.upgrade()?).ok()
-    }
 }
 
 impl Stack {
@@ -196,7 +198,7 @@ impl Stack {
 
     /// A handle that takes snapshots and does not keep the stack alive.
     pub fn observer(&self) -> Observer {
-        Observer(Arc::downgrade(&self.inner))
+        Observer::of(&self.inner)
     }
 
     /// Measures one entry of a thread into the stack out of `every`; `None` switches the account off. The
@@ -644,7 +646,7 @@ fn device_failure(host: &crate::runtime::Host) -> Option<String> {
 /// A failure is not an error: the stack works without a control socket.
 #[cfg(feature = "stat")]
 fn open_control(inner: &Arc<Inner>) {
-    let observer = Observer(Arc::downgrade(inner));
+    let observer = Observer::of(inner);
     let control = Control::open(move || serde_json::to_string(&observer.stat()?.document()).ok());
     if let Ok(control) = control {
         *inner.control.lock().unwrap_or_else(PoisonError::into_inner) = Some(control);

@@ -1,8 +1,10 @@
 //! Snapshots of a running stack.
 
 use std::io;
+use std::sync::{Arc, Weak};
 
 use fulmar_stack::base::{Counter, DropReason};
+use fulmar_stack::device::DeviceStats;
 use fulmar_stack::socket::SocketError;
 
 use crate::api::error::to_io;
@@ -13,7 +15,24 @@ use crate::stat::Document;
 use fulmar_stack::shard::SocketStat;
 
 /// A snapshot of a stack.
+///
+/// ```
+/// # use fulmar::{Stack, devices};
+/// use fulmar::stat::Counter;
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let (device, _peer) = devices::link_pair()?;
+/// # let stack = Stack::builder().device(device).address("10.0.0.1/24".parse()?).unlisted().build()?;
+/// let stat = stack.stat()?;
+/// println!("{}: {} sockets", stat.name, stat.sockets().len());
+/// println!("{} bytes retransmitted", stat.count(Counter::TcpRetransmitBytes));
+/// println!("{} frames received by {}", stat.device().rx_frames, stat.device().name);
+/// # Ok(())
+/// # }
+/// ```
+///
+/// [`Stat::document`] has everything else: addresses, memory, neighbours, routes.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Stat {
     /// Its name.
     pub name: String,
@@ -22,8 +41,12 @@ pub struct Stat {
     pub network_namespace: Option<u64>,
     /// Shards that it consists of: one per queue of its device.
     pub shards: usize,
-    /// Sockets, counters, drops, buffers, device, neighbours, routes: of all shards together.
+    /// All shards together, for packages that are released together with this one.
+    #[cfg(feature = "internals")]
+    #[doc(hidden)]
     pub shard: fulmar_stack::shard::Stat,
+    #[cfg(not(feature = "internals"))]
+    pub(crate) shard: fulmar_stack::shard::Stat,
     /// Its account, if it keeps one.
     pub account: Option<Account>,
 }
@@ -56,9 +79,48 @@ impl Stat {
         &self.shard.sockets
     }
 
+    /// The counters of the device: those of all queues together.
+    pub fn device(&self) -> &DeviceStats {
+        &self.shard.device
+    }
+
     /// The document that `fulmar stat` reads.
     #[cfg(feature = "stat")]
     pub fn document(&self) -> Document {
         Document::from(self)
+    }
+}
+
+/// Takes snapshots of a stack: [`Stack::observer`](crate::Stack::observer).
+///
+/// ```
+/// # use fulmar::{Stack, devices};
+/// use fulmar::stat::Counter;
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let (device, _peer) = devices::link_pair()?;
+/// # let stack = Stack::builder().device(device).address("10.0.0.1/24".parse()?).unlisted().build()?;
+/// let observer = stack.observer();
+/// let watcher = std::thread::spawn(move || {
+///     while let Some(stat) = observer.stat() {
+///         println!("{} frames received", stat.count(Counter::RxFrames));
+///         std::thread::sleep(std::time::Duration::from_millis(10));
+///     }
+/// });
+/// drop(stack); // the stack ends, and the watcher with it
+/// # watcher.join().unwrap();
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Observer(Weak<Inner>);
+
+impl Observer {
+    pub(crate) fn of(inner: &Arc<Inner>) -> Observer {
+        Observer(Arc::downgrade(inner))
+    }
+
+    /// A snapshot. `None`: the stack has ended.
+    pub fn stat(&self) -> Option<Stat> {
+        Stat::of(&*self.0.upgrade()?).ok()
     }
 }

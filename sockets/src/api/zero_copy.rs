@@ -49,9 +49,48 @@ pub use crate::api::loan::{Loan, Slices};
 pub use crate::api::posted::{RecvCompletion, RecvError, RecvRing, RecvRule};
 pub use crate::api::send::{OwnedBytes, SendCompletion, SendOwnedError, SendReservation};
 pub use crate::api::sendfile::{SendFile, SendFileError};
+/// A buffer for [`ZeroCopy::recv_posted`].
+///
+/// ```
+/// # use std::io::Write;
+/// # use fulmar::{Stack, TcpListener, TcpStream, devices};
+/// use fulmar::zero_copy::{RecvBuf, ZeroCopy};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let (a, b) = devices::link_pair()?;
+/// # let server = Stack::builder().device(a).address("10.0.0.1/24".parse()?).unlisted().build()?;
+/// # let stack = Stack::builder().device(b).address("10.0.0.2/24".parse()?).unlisted().build()?;
+/// # let listener = TcpListener::bind(&server, "10.0.0.1:80")?;
+/// # let stream = TcpStream::connect(&stack, "10.0.0.1:80")?;
+/// # let (peer, _) = listener.accept()?;
+/// # (&peer).write_all(b"hello")?;
+/// let buffer = RecvBuf::with_capacity(64 << 10); // or `RecvBuf::from(vec)`
+/// let buffer = stream.recv_posted(buffer)?.wait()?;
+/// assert_eq!(&*buffer, b"hello");
+/// # drop(peer);
+/// # Ok(())
+/// # }
+/// ```
 pub use fulmar_stack::mbuf::RecvBuf;
 
 /// Transfers of a [`TcpStream`] that save a copy: see [the module](crate::zero_copy).
+///
+/// ```
+/// # use fulmar::{Stack, TcpListener, TcpStream, devices};
+/// use fulmar::zero_copy::ZeroCopy;
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let (a, b) = devices::link_pair()?;
+/// # let server = Stack::builder().device(a).address("10.0.0.1/24".parse()?).unlisted().build()?;
+/// # let stack = Stack::builder().device(b).address("10.0.0.2/24".parse()?).unlisted().build()?;
+/// # let listener = TcpListener::bind(&server, "10.0.0.1:80")?;
+/// # let stream = TcpStream::connect(&stack, "10.0.0.1:80")?;
+/// # let (peer, _) = listener.accept()?;
+/// let sent = peer.send_owned(b"hello")?;
+/// let bytes = stream.recv_owned(64 << 10)?;
+/// assert_eq!(bytes.to_vec(), b"hello");
+/// # drop(sent);
+/// # Ok(())
+/// # }
+/// ```
 pub trait ZeroCopy: sealed::Sealed {
     /// Reads without a copy: lends up to `max` bytes in the buffers in which they were received. Waits as `read` does;
     /// an empty loan is the end of the stream.

@@ -3,6 +3,15 @@
 use std::io;
 
 /// A device could not be set up. `Display` is one sentence that says what to do.
+///
+/// ```
+/// use fulmar::devices;
+///
+/// // Longer than the name of an interface.
+/// let error = devices::open("tap:sixteen-letters-").err().expect("it is refused");
+/// assert_eq!(error.source.kind(), std::io::ErrorKind::InvalidInput);
+/// eprintln!("error: {error}");
+/// ```
 #[derive(Debug)]
 pub struct OpenError {
     /// The operation that failed, as in "cannot open /dev/net/tun".

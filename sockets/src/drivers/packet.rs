@@ -22,6 +22,7 @@
 //! packet(7), linux/if_packet.h.
 
 mod big;
+mod config;
 mod queues;
 
 use std::fs::File;
@@ -45,6 +46,7 @@ use crate::drivers::sys::{self, Instruction, MANY, Received};
 use crate::drivers::tap::derive_ether;
 use crate::drivers::udp_gso::UdpGso;
 use crate::drivers::{OpenError, udp_gso, vnet};
+pub use config::PacketConfig;
 
 /// A packet socket with PACKET_QDISC_BYPASS refuses frames above 65,535 bytes.
 const MAX_IP_BYTES: usize = 65_535 - ETHER_BYTES;
@@ -62,27 +64,18 @@ const RETRY: Duration = Duration::from_micros(200);
 /// Refusals in a row after which the frame is dropped.
 const MAX_RETRIES: u32 = 50;
 
-/// The interface, and the stack's address and MTU on it.
-#[derive(Clone, Debug)]
-pub struct PacketConfig {
-    /// Name of an Ethernet interface that exists.
-    pub interface: String,
-    /// Ethernet address of the stack; `None`: derived from the interface's, but different.
-    pub ether: Option<EtherAddr>,
-    /// Largest IP packet in bytes; `None`: the interface's MTU.
-    pub mtu: Option<usize>,
-    /// As [`TapConfig::predict`](crate::drivers::tap::TapConfig::predict).
-    pub predict: bool,
-}
-
-impl Default for PacketConfig {
-    /// An empty interface name, which is to be set; `predict` is true.
-    fn default() -> PacketConfig {
-        PacketConfig { interface: String::new(), ether: None, mtu: None, predict: true }
-    }
-}
-
-/// A packet socket bound to one interface.
+/// A packet socket bound to one interface: [`packet`](crate::devices::packet) with its options.
+///
+/// ```no_run
+/// use fulmar::devices::{PacketConfig, PacketSocket};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let config = PacketConfig { interface: "eth0".to_owned(), mtu: Some(1400), ..PacketConfig::default() };
+/// let device = PacketSocket::open(&config)?;
+/// let stack = fulmar::Stack::builder().device(device).address("192.168.1.77/24".parse()?).build()?;
+/// # drop(stack);
+/// # Ok(())
+/// # }
+/// ```
 pub struct PacketSocket {
     socket: File,
     interface: String,

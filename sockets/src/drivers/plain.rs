@@ -114,6 +114,19 @@ impl PacketIo for UnixDatagram {
 ///
 /// # Errors
 /// The descriptor cannot be set to non-blocking.
+///
+/// ```
+/// use std::os::unix::net::UnixDatagram;
+/// use fulmar::devices;
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let (socket, _tunnel) = UnixDatagram::pair()?;
+/// // Each datagram is an IP packet.
+/// let device = devices::plain(socket, 1400)?;
+/// let stack = fulmar::Stack::builder().device(device).address("10.0.0.2/24".parse()?).build()?;
+/// # drop(stack);
+/// # Ok(())
+/// # }
+/// ```
 pub fn plain<I: PacketIo>(io: I, mtu: usize) -> Result<Plain<I>, OpenError> {
     Plain::new(io, Caps::plain_ip(mtu))
 }
@@ -122,6 +135,20 @@ pub fn plain<I: PacketIo>(io: I, mtu: usize) -> Result<Plain<I>, OpenError> {
 ///
 /// # Errors
 /// As [`plain`].
+///
+/// ```
+/// use std::os::unix::net::UnixDatagram;
+/// use fulmar::device::EtherAddr;
+/// use fulmar::devices;
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let (socket, _machine) = UnixDatagram::pair()?;
+/// // Each datagram is a frame, as of `-netdev dgram` of QEMU.
+/// let device = devices::plain_ethernet(socket, 1500, EtherAddr([2, 0, 0, 0, 0, 1]))?;
+/// let stack = fulmar::Stack::builder().device(device).address("10.0.0.2/24".parse()?).build()?;
+/// # drop(stack);
+/// # Ok(())
+/// # }
+/// ```
 pub fn plain_ethernet<I: PacketIo>(
     io: I,
     mtu: usize,
@@ -131,6 +158,18 @@ pub fn plain_ethernet<I: PacketIo>(
 }
 
 /// The device of [`plain`] and [`plain_ethernet`].
+///
+/// ```
+/// use std::os::unix::net::UnixDatagram;
+/// use fulmar::devices::{self, Plain};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let (socket, _tunnel) = UnixDatagram::pair()?;
+/// let device: Plain<UnixDatagram> = devices::plain(socket, 1400)?;
+/// let stack = fulmar::Stack::builder().device(device).address("10.0.0.2/24".parse()?).build()?;
+/// # drop(stack);
+/// # Ok(())
+/// # }
+/// ```
 pub struct Plain<I> {
     io: I,
     caps: Caps,

@@ -49,6 +49,20 @@ mod tests;
 pub use device::Shm;
 
 /// The rendezvous of two processes, and the memory that they share.
+///
+/// ```
+/// use std::time::Duration;
+/// use fulmar::devices::{Shm, ShmConfig, Side};
+///
+/// let config = ShmConfig {
+///     name: "fulmar-example-nobody".to_owned(),
+///     wait: Some(Duration::from_millis(10)),
+///     wants: Some(Side::First),
+///     ..ShmConfig::default()
+/// };
+/// let nobody_came = Shm::open(&config).unwrap_err();
+/// eprintln!("error: {nobody_came}");
+/// ```
 #[derive(Clone, Debug)]
 pub struct ShmConfig {
     /// The rendezvous: a path (with a slash) or an abstract name of the network namespace. The first
@@ -86,7 +100,16 @@ impl Default for ShmConfig {
     }
 }
 
-/// Which end a process has.
+/// Which end a process has: [`shm`](crate::devices::shm) returns it.
+///
+/// ```
+/// use fulmar::devices::{Shm, ShmConfig, Side};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let (one, other) = Shm::pair(&ShmConfig::default())?;
+/// assert_eq!((one.side(), other.side()), (Side::First, Side::First.other()));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[allow(clippy::exhaustive_enums, reason = "a segment has two ends")]
 pub enum Side {

@@ -56,6 +56,21 @@ pub(super) const MAX_IP_BYTES: usize = 65_535;
 pub(super) const MAX_SEGS: usize = 64;
 
 /// The TAP interface, and the stack's address and MTU on it.
+///
+/// ```no_run
+/// use fulmar::device::EtherAddr;
+/// use fulmar::devices::{Tap, TapConfig};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let config = TapConfig {
+///     name: "tap0".to_owned(),
+///     ether: Some(EtherAddr([2, 0, 0, 0, 0, 7])),
+///     ..TapConfig::default()
+/// };
+/// let device = Tap::open(&config)?;
+/// # drop(device);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct TapConfig {
     /// Interface name; the interface is created if it does not exist. Empty or `tap%d`: the kernel chooses
@@ -90,7 +105,18 @@ impl Default for TapConfig {
     }
 }
 
-/// One queue of a TAP interface.
+/// One queue of a TAP interface: [`tap`](crate::devices::tap) with its options.
+///
+/// ```no_run
+/// use fulmar::devices::{Tap, TapConfig};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let device = Tap::open(&TapConfig { name: "tap%d".to_owned(), ..TapConfig::default() })?;
+/// println!("the kernel has named it {}", device.name());
+/// let stack = fulmar::Stack::builder().device(device).address("10.0.0.2/24".parse()?).build()?;
+/// # drop(stack);
+/// # Ok(())
+/// # }
+/// ```
 pub struct Tap {
     pub(super) file: File,
     name: String,

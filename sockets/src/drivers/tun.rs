@@ -22,6 +22,16 @@ use crate::drivers::tap::Tap;
 use crate::drivers::tap::attach::Attached;
 
 /// The TUN interface, and the stack's MTU on it.
+///
+/// ```no_run
+/// use fulmar::devices::{Tun, TunConfig};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let config = TunConfig { name: "tun0".to_owned(), mtu: Some(1400) };
+/// let device = Tun::open(&config)?;
+/// # drop(device);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug, Default)]
 pub struct TunConfig {
     /// Interface name; the interface is created if it does not exist. Empty or `tun%d`: the kernel chooses
@@ -31,7 +41,18 @@ pub struct TunConfig {
     pub mtu: Option<usize>,
 }
 
-/// One queue of a TUN interface.
+/// One queue of a TUN interface: [`tun`](crate::devices::tun) with its options.
+///
+/// ```no_run
+/// use fulmar::devices::{Tun, TunConfig};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let device = Tun::open(&TunConfig { name: "tun%d".to_owned(), ..TunConfig::default() })?;
+/// println!("the kernel has named it {}", device.name());
+/// let stack = fulmar::Stack::builder().device(device).address("10.0.0.2/24".parse()?).build()?;
+/// # drop(stack);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct Tun(Tap);
 

@@ -138,6 +138,18 @@ impl Calibration {
 }
 
 /// The time of one stage.
+///
+/// ```
+/// # use fulmar::{Stack, devices};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let (device, _peer) = devices::link_pair()?;
+/// # let stack = Stack::builder().device(device).address("10.0.0.1/24".parse()?).unlisted().account(1).build()?;
+/// for time in stack.account()?.iter().flat_map(|account| &account.stages) {
+///     println!("{}: {:.1} ns each time", time.stage.name(), time.ns / time.passes);
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StageTime {
     /// The stage. Its time is that from the previous stage to this one.
@@ -149,6 +161,18 @@ pub struct StageTime {
 }
 
 /// A snapshot of the account of a stack: the time of its stages, and the work done meanwhile.
+///
+/// ```
+/// # use fulmar::{Stack, devices};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let (device, _peer) = devices::link_pair()?;
+/// # let stack = Stack::builder().device(device).address("10.0.0.1/24".parse()?).unlisted().account(1).build()?;
+/// if let Some(account) = stack.account()? {
+///     println!("{} packets, {:.0} ns in the stack", account.packets, account.sum_ns());
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Account {
@@ -439,7 +463,7 @@ impl Ledger {
         PassCost { inside, whole: pass.whole - pass.inside + inside }
     }
 
-    /// A snapshot whose counts of the work are 0 ([`Account::with_work`]); `None` while the account is off.
+    /// A snapshot whose counts of the work are 0 (`Account::with_work`); `None` while the account is off.
     pub fn account(&self) -> Option<Account> {
         self.every().map(|_| self.times())
     }
@@ -531,7 +555,8 @@ impl Account {
         allocs: 0,
     };
 
-    /// The account with the counts of a snapshot of the stack.
+    /// The account with the counts of a snapshot of the stack, which only packages released together with this one have.
+    #[doc(hidden)]
     #[must_use]
     pub fn with_work(self, s: &Stat) -> Account {
         let (d, count) = (&s.device, |c: Counter| s.counters.value(c));

@@ -5,8 +5,8 @@ use std::net::Shutdown;
 use std::thread;
 use std::time::Duration;
 
-use fulmar::device::DropReason;
 use fulmar::devices::{self, PacketReceiver, PacketSender};
+use fulmar::stat::DropReason;
 use fulmar::{ListenOptions, SetupError, Stack, TcpListener, TcpStream, UdpSocket};
 use proptest::prelude::*;
 

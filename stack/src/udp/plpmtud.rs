@@ -46,9 +46,8 @@ pub enum PlpmtudState {
 /// The search of one path.
 ///
 /// ```
-/// use core::time::Duration;
-/// use fulmar_stack::udp::{Plpmtud, PlpmtudState};
-///
+/// # use core::time::Duration;
+/// # use fulmar_stack::udp::{Plpmtud, PlpmtudState};
 /// // A path whose packets carry 1400 bytes, behind an interface whose packets carry 1472.
 /// let (mut search, mut now) = (Plpmtud::new(1472), Duration::ZERO);
 /// while let Some(bytes) = search.poll_probe(now) {

@@ -37,7 +37,33 @@ const QUOTED_BYTES: usize = 512;
 /// How often flows that have ended are removed.
 const SWEEP: Duration = Duration::from_secs(5);
 
-/// The datagrams of one peer to one destination.
+/// The datagrams of one peer to one destination: [`forward_udp`] gives each flow to a task.
+///
+/// ```
+/// # use fulmar::{Stack, devices};
+/// # use fulmar_tokio::{Net, UdpSocket, forward_udp};
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> std::io::Result<()> {
+/// # let (a, b) = devices::link_pair()?;
+/// # let stack = Stack::builder().device(a).address("10.0.0.1/24".parse()?).any_ip(true).unlisted().build()?;
+/// # let net = Net::new(stack)?;
+/// # let guest = Stack::builder().device(b).address("10.0.0.2/24".parse()?).gateway("10.0.0.1".parse()?);
+/// # let guest = Net::new(guest.unlisted().build()?)?;
+/// // A server of every address: it returns what it gets.
+/// let serving = forward_udp(&net, |mut flow| async move {
+///     while let Some(datagram) = flow.recv().await {
+///         flow.send(&datagram).await?;
+///     }
+///     std::io::Result::Ok(())
+/// });
+/// # tokio::spawn(serving);
+/// # let client = UdpSocket::bind(&guest, "10.0.0.2:0").await?;
+/// # client.connect("192.0.2.1:7").await?;
+/// # client.send(b"hello").await?;
+/// # assert_eq!(client.recv(&mut [0; 100]).await?, 5);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct UdpFlow {
     socket: Arc<UdpSocket>,

@@ -13,6 +13,24 @@ use crate::{Net, TcpStream};
 
 /// Connects a client of hyper over a stack: a tower `Service<Uri>`. The URI has host and port; names are resolved by the
 /// host's resolver.
+///
+/// ```
+/// # use fulmar::{Stack, devices};
+/// # use fulmar_tokio::{Connector, Net};
+/// use http_body_util::Empty;
+/// use hyper_util::client::legacy::Client;
+/// use hyper_util::rt::TokioExecutor;
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> std::io::Result<()> {
+/// # let (device, _peer) = devices::link_pair()?;
+/// # let net = Net::new(Stack::builder().device(device).address("10.0.0.2/24".parse()?).unlisted().build()?)?;
+/// let client = Client::builder(TokioExecutor::new()).build::<_, Empty<&[u8]>>(Connector::new(&net));
+/// let response = client.get("http://10.0.0.1/".parse().expect("a URI"));
+/// // `response.await`
+/// # drop(response);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct Connector(Net);
 

@@ -12,6 +12,31 @@ use super::{TcpStream, each_address};
 use crate::{Net, PendingConnection};
 
 /// A TCP listener.
+///
+/// ```
+/// # use fulmar::{Stack, devices};
+/// # use fulmar_tokio::{Net, TcpListener, TcpStream};
+/// use tokio::io::{AsyncReadExt, AsyncWriteExt};
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> std::io::Result<()> {
+/// # let (a, b) = devices::link_pair()?;
+/// # let server = Net::new(Stack::builder().device(a).address("10.0.0.1/24".parse()?).unlisted().build()?)?;
+/// # let net = Net::new(Stack::builder().device(b).address("10.0.0.2/24".parse()?).unlisted().build()?)?;
+/// let listener = TcpListener::bind(&server, "0.0.0.0:7").await?;
+/// # let mut client = TcpStream::connect(&net, "10.0.0.1:7").await?;
+/// # client.write_all(b"hello").await?;
+/// loop {
+///     let (stream, _) = listener.accept().await?;
+///     tokio::spawn(async move {
+///         let (mut from, mut to) = stream.into_split();
+///         tokio::io::copy(&mut from, &mut to).await
+///     });
+/// #   break;
+/// }
+/// # client.read_exact(&mut [0; 5]).await?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct TcpListener {
     listener: fulmar::TcpListener,

@@ -9,19 +9,86 @@ use fulmar::zero_copy::{Loan, ZeroCopy};
 
 use super::{Io, TcpStream};
 
-/// The half of a borrowed connection that reads.
+/// The half of a borrowed connection that reads: [`TcpStream::split`].
+///
+/// ```
+/// # use fulmar::{Stack, devices};
+/// # use fulmar_tokio::{Net, TcpListener, TcpStream};
+/// use tokio::io::{AsyncReadExt, AsyncWriteExt};
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> std::io::Result<()> {
+/// # let (a, b) = devices::link_pair()?;
+/// # let server = Net::new(Stack::builder().device(a).address("10.0.0.1/24".parse()?).unlisted().build()?)?;
+/// # let net = Net::new(Stack::builder().device(b).address("10.0.0.2/24".parse()?).unlisted().build()?)?;
+/// # let listener = TcpListener::bind(&server, "10.0.0.1:80").await?;
+/// # let mut stream = TcpStream::connect(&net, "10.0.0.1:80").await?;
+/// # let (mut peer, _) = listener.accept().await?;
+/// # peer.write_all(b"hello").await?;
+/// let (mut from, _to) = stream.split();
+/// let mut bytes = [0; 5];
+/// from.read_exact(&mut bytes).await?;
+/// # assert_eq!(&bytes, b"hello");
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct ReadHalf<'a> {
     pub(super) io: &'a Io,
 }
 
-/// The half of a borrowed connection that writes.
+/// The half of a borrowed connection that writes: [`TcpStream::split`].
+///
+/// ```
+/// # use fulmar::{Stack, devices};
+/// # use fulmar_tokio::{Net, TcpListener, TcpStream};
+/// use tokio::io::{AsyncReadExt, AsyncWriteExt};
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> std::io::Result<()> {
+/// # let (a, b) = devices::link_pair()?;
+/// # let server = Net::new(Stack::builder().device(a).address("10.0.0.1/24".parse()?).unlisted().build()?)?;
+/// # let net = Net::new(Stack::builder().device(b).address("10.0.0.2/24".parse()?).unlisted().build()?)?;
+/// # let listener = TcpListener::bind(&server, "10.0.0.1:80").await?;
+/// # let mut stream = TcpStream::connect(&net, "10.0.0.1:80").await?;
+/// # let (mut peer, _) = listener.accept().await?;
+/// # peer.write_all(b"hello").await?;
+/// let (mut from, mut to) = stream.split();
+/// let mut bytes = [0; 5];
+/// let (_, read) = tokio::try_join!(to.write_all(b"question"), from.read_exact(&mut bytes))?;
+/// # assert_eq!(read, 5);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct WriteHalf<'a> {
     pub(super) io: &'a Io,
 }
 
-/// The half of a connection that reads.
+/// The half of a connection that reads: [`TcpStream::into_split`].
+///
+/// ```
+/// # use fulmar::{Stack, devices};
+/// # use fulmar_tokio::{Net, TcpListener, TcpStream};
+/// use tokio::io::{AsyncReadExt, AsyncWriteExt};
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> std::io::Result<()> {
+/// # let (a, b) = devices::link_pair()?;
+/// # let server = Net::new(Stack::builder().device(a).address("10.0.0.1/24".parse()?).unlisted().build()?)?;
+/// # let net = Net::new(Stack::builder().device(b).address("10.0.0.2/24".parse()?).unlisted().build()?)?;
+/// # let listener = TcpListener::bind(&server, "10.0.0.1:80").await?;
+/// # let mut stream = TcpStream::connect(&net, "10.0.0.1:80").await?;
+/// # let (mut peer, _) = listener.accept().await?;
+/// # peer.write_all(b"hello").await?;
+/// # drop(peer);
+/// let (mut from, to) = stream.into_split();
+/// let received = tokio::spawn(async move {
+///     let mut bytes = Vec::new();
+///     from.read_to_end(&mut bytes).await.map(|_| bytes)
+/// });
+/// assert_eq!(received.await??, b"hello");
+/// # drop(to);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct OwnedReadHalf {
     pub(super) io: Arc<Io>,
@@ -29,6 +96,31 @@ pub struct OwnedReadHalf {
 
 /// The half of a connection that writes. It shuts the direction down when it is dropped, unless it is forgotten
 /// ([`OwnedWriteHalf::forget`]).
+///
+/// ```
+/// # use fulmar::{Stack, devices};
+/// # use fulmar_tokio::{Net, TcpListener, TcpStream};
+/// use tokio::io::{AsyncReadExt, AsyncWriteExt};
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> std::io::Result<()> {
+/// # let (a, b) = devices::link_pair()?;
+/// # let server = Net::new(Stack::builder().device(a).address("10.0.0.1/24".parse()?).unlisted().build()?)?;
+/// # let net = Net::new(Stack::builder().device(b).address("10.0.0.2/24".parse()?).unlisted().build()?)?;
+/// # let listener = TcpListener::bind(&server, "10.0.0.1:80").await?;
+/// # let mut stream = TcpStream::connect(&net, "10.0.0.1:80").await?;
+/// # let (mut peer, _) = listener.accept().await?;
+/// let (from, mut to) = stream.into_split();
+/// tokio::spawn(async move {
+///     to.write_all(b"hello").await
+///     // The drop of the half is the end of the stream for the peer.
+/// });
+/// let mut bytes = Vec::new();
+/// peer.read_to_end(&mut bytes).await?;
+/// assert_eq!(bytes, b"hello");
+/// # drop(from);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct OwnedWriteHalf {
     pub(super) io: Arc<Io>,

@@ -16,6 +16,15 @@ pub(super) const SYNTAX: &str =
 const IFNAMSIZ: usize = 16;
 
 /// A device by its name.
+///
+/// ```
+/// use fulmar::devices::Spec;
+///
+/// let spec: Spec = "tap:tap0".parse()?;
+/// assert_eq!(spec, Spec::Tap("tap0".to_owned()));
+/// // `spec.open(4)?` opens four queues.
+/// # Ok::<(), fulmar::devices::ParseSpecError>(())
+/// ```
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 #[allow(clippy::exhaustive_enums, reason = "a caller decides about each kind")]
 pub enum Spec {
@@ -33,6 +42,13 @@ pub enum Spec {
 }
 
 /// The text is not the name of a device.
+///
+/// ```
+/// use fulmar::devices::{ParseSpecError, Spec};
+///
+/// let error: ParseSpecError = "tap:".parse::<Spec>().unwrap_err();
+/// assert!(error.to_string().contains("expected NAME (an interface), tap:NAME"));
+/// ```
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ParseSpecError(pub(super) String);
 

@@ -19,6 +19,25 @@ use crate::api::socket::to_io;
 /// drop it has no effect.
 ///
 /// A thread that waits runs the stack; while a program polls or awaits, the service thread does.
+///
+/// ```
+/// # use std::time::Duration;
+/// # use fulmar::{Stack, TcpListener, TcpStream, devices};
+/// use fulmar::zero_copy::ZeroCopy;
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let (a, b) = devices::link_pair()?;
+/// # let server = Stack::builder().device(a).address("10.0.0.1/24".parse()?).unlisted().build()?;
+/// # let stack = Stack::builder().device(b).address("10.0.0.2/24".parse()?).unlisted().build()?;
+/// # let listener = TcpListener::bind(&server, "10.0.0.1:80")?;
+/// # let stream = TcpStream::connect(&stack, "10.0.0.1:80")?;
+/// # let (peer, _) = listener.accept()?;
+/// let sent = stream.send_owned(vec![7; 10_000])?;
+/// sent.wait(Some(Duration::from_secs(10)))?;
+/// assert!(sent.is_done());
+/// # drop(peer);
+/// # Ok(())
+/// # }
+/// ```
 pub struct SendCompletion {
     completion: Arc<Completion>,
     shard: ShardRef,

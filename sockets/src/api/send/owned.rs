@@ -19,6 +19,29 @@ use crate::api::socket::Socket;
 /// Its length is that of the bytes that are not accepted yet. The connection keeps accepted bytes until they are
 /// acknowledged and no device reads them. After that, and after the drop of this handle, the memory is dropped and the
 /// [`SendCompletion`] is done.
+///
+/// ```
+/// # use std::io::ErrorKind;
+/// # use fulmar::{Stack, TcpListener, TcpStream, devices};
+/// use fulmar::zero_copy::{OwnedBytes, ZeroCopy};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let (a, b) = devices::link_pair()?;
+/// # let server = Stack::builder().device(a).address("10.0.0.1/24".parse()?).unlisted().build()?;
+/// # let stack = Stack::builder().device(b).address("10.0.0.2/24".parse()?).unlisted().build()?;
+/// # let listener = TcpListener::bind(&server, "10.0.0.1:80")?;
+/// # let stream = TcpStream::connect(&stack, "10.0.0.1:80")?;
+/// # let (peer, _) = listener.accept()?;
+/// let mut bytes = OwnedBytes::from(vec![7; 1 << 20]);
+/// while !bytes.is_empty() {
+///     match stream.try_send_owned(&mut bytes) {
+///         Ok(accepted) => println!("{accepted} bytes accepted, {} left", bytes.len()),
+///         Err(e) if e.kind() == ErrorKind::WouldBlock => drop(peer.recv_owned(64 << 10)?), // later
+///         Err(e) => return Err(e.into()),
+///     }
+/// }
+/// # Ok(())
+/// # }
+/// ```
 pub struct OwnedBytes {
     memory: Arc<dyn SharedBytes>,
     completion: Arc<Completion>,
@@ -196,6 +219,27 @@ impl From<Chain> for OwnedBytes {
 }
 
 /// An owned send that was not accepted whole.
+///
+/// ```
+/// # use std::time::Duration;
+/// # use fulmar::{Stack, TcpListener, TcpStream, devices};
+/// use fulmar::zero_copy::ZeroCopy;
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let (a, b) = devices::link_pair()?;
+/// # let server = Stack::builder().device(a).address("10.0.0.1/24".parse()?).unlisted().build()?;
+/// # let stack = Stack::builder().device(b).address("10.0.0.2/24".parse()?).unlisted().build()?;
+/// # let listener = TcpListener::bind(&server, "10.0.0.1:80")?;
+/// # let stream = TcpStream::connect(&stack, "10.0.0.1:80")?;
+/// # let (peer, _) = listener.accept()?;
+/// stream.set_write_timeout(Some(Duration::from_millis(1)))?;
+/// // More than the buffers of both ends take.
+/// let refused = stream.send_owned(vec![7; 64 << 20]).unwrap_err();
+/// println!("{} of {} bytes: {}", refused.sent, refused.sent + refused.rest.len(), refused.error);
+/// // Later: `stream.send_owned(refused.rest)`.
+/// # drop(peer);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct SendOwnedError {

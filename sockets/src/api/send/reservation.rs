@@ -13,6 +13,25 @@ use super::lock::SendLock;
 ///
 /// Dropping it releases the space and sends nothing. Until then other writers of the socket wait, and a write by the
 /// same thread fails with `WouldBlock`; so keep it no longer than a copy takes.
+///
+/// ```
+/// # use std::io::Write;
+/// # use fulmar::{Stack, TcpListener, TcpStream, devices};
+/// use fulmar::zero_copy::ZeroCopy;
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let (a, b) = devices::link_pair()?;
+/// # let server = Stack::builder().device(a).address("10.0.0.1/24".parse()?).unlisted().build()?;
+/// # let stack = Stack::builder().device(b).address("10.0.0.2/24".parse()?).unlisted().build()?;
+/// # let listener = TcpListener::bind(&server, "10.0.0.1:80")?;
+/// # let stream = TcpStream::connect(&stack, "10.0.0.1:80")?;
+/// # let (peer, _) = listener.accept()?;
+/// let mut space = stream.send_reserve(4096)?;
+/// writeln!(space, "HTTP/1.0 200 OK\r")?;
+/// space.commit_written();
+/// # assert_eq!(peer.recv_owned(100)?.len(), 17);
+/// # Ok(())
+/// # }
+/// ```
 #[must_use = "dropping it releases the space and sends nothing"]
 pub struct SendReservation<'a> {
     lock: SendLock<'a>,

@@ -51,6 +51,22 @@ const MAX_PACKET_BYTES: usize = 65_535;
 ///
 /// # Errors
 /// No descriptor is left; no memory; an MTU outside 68 to 65,535.
+///
+/// ```
+/// use fulmar::{Stack, TcpStream, devices};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let (device, mut sender, mut receiver) = devices::channel(1420)?;
+/// let stack = Stack::builder().device(device).address("10.0.0.2/24".parse()?).unlisted().build()?;
+/// # let to = "10.0.0.1:80".parse()?;
+/// # let _stream = TcpStream::connect_nonblocking(&stack, &to, &Default::default())?;
+/// let packet = receiver.recv()?;
+/// println!("a packet of {} bytes for the tunnel", packet.len());
+/// # let from_tunnel = packet.to_vec();
+/// // And from the tunnel:
+/// sender.send(&from_tunnel)?;
+/// # Ok(())
+/// # }
+/// ```
 pub fn channel(mtu: usize) -> Result<(PacketDevice, PacketSender, PacketReceiver), OpenError> {
     if !(MIN_MTU..=MAX_PACKET_BYTES).contains(&mtu) {
         let e = io::Error::new(io::ErrorKind::InvalidInput, format!("invalid MTU {mtu}"));
@@ -92,7 +108,18 @@ fn gone() -> io::Error {
     io::Error::new(io::ErrorKind::BrokenPipe, "the stack of the channel has ended")
 }
 
-/// The stack's end of a channel.
+/// The stack's end of a channel: [`channel`].
+///
+/// ```
+/// use fulmar::Stack;
+/// use fulmar::devices::{self, PacketDevice};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let (device, _sender, _receiver): (PacketDevice, _, _) = devices::channel(1420)?;
+/// let stack = Stack::builder().device(device).address("10.0.0.2/24".parse()?).unlisted().build()?;
+/// # drop(stack);
+/// # Ok(())
+/// # }
+/// ```
 pub struct PacketDevice {
     link: Link,
     /// Frames in the sender's memory.
@@ -134,6 +161,25 @@ impl Device for PacketDevice {
 /// Passes IP packets to the stack of a channel.
 ///
 /// The descriptor is readable when there is space again: see [`PacketSender::rest`].
+///
+/// ```
+/// use std::io::ErrorKind;
+/// use fulmar::{Stack, devices};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let (device, mut sender, _receiver) = devices::channel(1420)?;
+/// # let stack = Stack::builder().device(device).address("10.0.0.2/24".parse()?).unlisted().build()?;
+/// # let packets = [[0; 40]; 3];
+/// for packet in &packets {
+///     sender.push(packet)?;
+/// }
+/// match sender.flush() {
+///     Err(e) if e.kind() == ErrorKind::WouldBlock => println!("the stack is slower than the tunnel"),
+///     done => done?,
+/// }
+/// # drop(stack);
+/// # Ok(())
+/// # }
+/// ```
 pub struct PacketSender {
     link: Link,
     pool: Pool,

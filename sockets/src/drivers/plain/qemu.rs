@@ -12,6 +12,20 @@ const BUFFER_BYTES: usize = 2 * (MAX_FRAME_BYTES + LENGTH_BYTES);
 
 /// The socket of a virtual machine (`-netdev stream,id=n,server=off,addr.type=unix,addr.path=…`, and passt's `--socket`).
 /// With [`plain_ethernet`](super::plain_ethernet) it is a device.
+///
+/// ```no_run
+/// use std::os::unix::net::UnixListener;
+/// use fulmar::device::EtherAddr;
+/// use fulmar::devices::{self, QemuStream};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let (machine, _) = UnixListener::bind("vm.sock")?.accept()?;
+/// let ether = EtherAddr([2, 0, 0, 0, 0, 1]);
+/// let device = devices::plain_ethernet(QemuStream::new(machine), 1500, ether)?;
+/// let stack = fulmar::Stack::builder().device(device).address("10.0.0.2/24".parse()?).build()?;
+/// # drop(stack);
+/// # Ok(())
+/// # }
+/// ```
 pub struct QemuStream {
     stream: UnixStream,
     arriving: Box<[u8]>,

@@ -31,7 +31,21 @@ const FRONT_BYTES: usize = 256;
 /// Interval at which a polling end asks the kernel whether the other process lives.
 const LOOK: Duration = Duration::from_millis(10);
 
-/// One end of the shared memory: see the module's header.
+/// One end of memory that two processes share: [`shm`](crate::devices::shm) with its options.
+///
+/// ```
+/// use std::time::Duration;
+/// use fulmar::Stack;
+/// use fulmar::devices::{Shm, ShmConfig};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// // Both ends in one process, as in a test.
+/// let (a, b) = Shm::pair(&ShmConfig { pool_bytes: 16 << 20, ..ShmConfig::default() })?;
+/// let one = Stack::builder().device(a).address("10.0.0.1/24".parse()?).budget_bytes(16 << 20).build()?;
+/// let _other = Stack::builder().device(b).address("10.0.0.2/24".parse()?).budget_bytes(16 << 20).build()?;
+/// one.ping("10.0.0.2".parse()?, 56, Duration::from_secs(5))?;
+/// # Ok(())
+/// # }
+/// ```
 pub struct Shm {
     loans: Arc<Loans>,
     lender: Arc<dyn Lender>,

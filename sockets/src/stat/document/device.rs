@@ -8,7 +8,9 @@ use fulmar_stack::shard::Stat;
 use super::{Name, part};
 use crate::runtime::account::{Account, StageTime};
 
-part! { "The buffers of a stack: levels, and counts since its start." Pool of s: Stat {
+part! { "The buffers of a stack: levels, and counts since its start."
+r#"println!("{} of {} bytes are mapped", document.pool.mapped_bytes, document.pool.budget_bytes);"#
+Pool of s: Stat {
     budget_bytes: usize = s.pool.budget_bytes, "The budget.";
     mapped_bytes: usize = s.pool.slab_bytes, "Bytes of mapped slabs.";
     send_bytes: usize = s.pool.used_bytes[0], "Storage in use to send.";
@@ -27,7 +29,10 @@ part! { "The buffers of a stack: levels, and counts since its start." Pool of s:
     refused: u64 = s.pool.failed_budget + s.pool.failed_block + s.pool.failed_descriptor, "Allocations refused.";
 } }
 
-part! { "The device. Counts start when it is opened." Device of d: DeviceStats whole {
+part! { "The device. Counts start when it is opened."
+r#"let device = &document.device;
+println!("{}: {} frames sent, {} received", device.name, device.tx_frames, device.rx_frames);"#
+Device of d: DeviceStats whole {
     name: String = d.name.clone(), "Its name, with its wrappers.";
     path: String = d.path.clone(), "How frames cross to the other side, a sentence; empty if there is only one way.";
     link: Name = format!("{:?}", d.link).to_lowercase().into(), "`up` or `down`.";
@@ -47,7 +52,11 @@ part! { "The device. Counts start when it is opened." Device of d: DeviceStats w
     place_miss_bytes: u64, "Bytes copied because of misses.";
 } }
 
-part! { "Waiting of threads for the device." Waiting of c: Counters {
+part! { "Waiting of threads for the device."
+r#"if let Some(frames) = document.waiting.frames_per_wakeup {
+    println!("{frames} frames for each wake-up");
+}"#
+Waiting of c: Counters {
     wakeups: u64 = c.value(Counter::Sleeps), "Sleeps on the device; each ends with a wake-up.";
     frames_per_wakeup: Option<f64> = frames_per_wakeup(c), "Frames received per wake-up, to a tenth.";
     holds: u64 = c.value(Counter::Holds), "Sleeps of fixed length for interrupt mitigation.";
@@ -61,18 +70,30 @@ fn frames_per_wakeup(c: &Counters) -> Option<f64> {
     (wakeups > 0).then(|| (frames as f64 / wakeups as f64 * 10.0).round() / 10.0)
 }
 
-part! { "A neighbour." Neighbour of n: KnownNeighbour {
+part! { "A neighbour."
+r#"for neighbour in &document.neighbours {
+    println!("{} at {}: {}", neighbour.address, neighbour.ether, neighbour.state);
+}"#
+Neighbour of n: KnownNeighbour {
     address: String = n.ip.to_string(), "IP address.";
     ether: String = n.ether.to_string(), "Ethernet address.";
     state: String = format!("{:?}", n.state).to_lowercase(), "State of neighbour discovery, such as `reachable`.";
 } }
 
-part! { "A route." Route of r: KnownRoute {
+part! { "A route."
+r#"for route in &document.routes {
+    println!("{} via {}", route.to, route.via.as_deref().unwrap_or("the link"));
+}"#
+Route of r: KnownRoute {
     to: String = format!("{}/{}", r.dst.addr, r.dst.len), "Destination prefix.";
     via: Option<String> = r.via.map(|via| via.to_string()), "The gateway; none: on-link.";
 } }
 
-part! { "The cost of the stages, extrapolated to all calls, and the work done meanwhile." Ledger of a: Account {
+part! { "The cost of the stages, extrapolated to all calls, and the work done meanwhile."
+r#"if let Some(ledger) = &document.ledger {
+    println!("{:.1} ns for each packet", ledger.sum_ns / ledger.packets as f64);
+}"#
+Ledger of a: Account {
     visits: u64, "Calls of the stack.";
     measured: u64, "Calls that were measured.";
     preempted: u64, "Intervals in no sum, because the thread was preempted or slept.";
@@ -89,7 +110,11 @@ part! { "The cost of the stages, extrapolated to all calls, and the work done me
     allocs: u64, "Buffers allocated from the pool.";
 } }
 
-part! { "The cost of one stage." StageCost of c: StageTime {
+part! { "The cost of one stage."
+r#"for stage in document.ledger.iter().flat_map(|ledger| &ledger.stages) {
+    println!("{:16} {:8.1} ns", stage.name, stage.ns);
+}"#
+StageCost of c: StageTime {
     stage: Name = c.stage.name().into(), "Name of the stage.";
     layer: Name = c.stage.layer().into(), "The layer that it belongs to.";
     passes: f64, "How often it was passed.";

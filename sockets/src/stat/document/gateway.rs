@@ -5,7 +5,11 @@ use std::net::{IpAddr, SocketAddr};
 use super::socket::{Connection, present};
 use super::{Name, part};
 
-part! { "A gateway." Gateway {
+part! { "A gateway."
+r#"if let Some(gateway) = &document.gateway {
+    println!("{} TCP flows, {} bytes to the guest", gateway.tcp_flows, gateway.bytes_in);
+}"#
+Gateway {
     guest: Guest, "Its guest.";
     uptime_us: u64, "Since the start.";
     cpu_us: Option<u64>, "CPU time of the process.";
@@ -22,7 +26,11 @@ part! { "A gateway." Gateway {
     spliced: Spliced, "Traffic between the loopback interfaces.";
 } }
 
-part! { "The guest of a gateway." Guest {
+part! { "The guest of a gateway."
+r#"if let Some(guest) = document.gateway.as_ref().map(|gateway| &gateway.guest) {
+    println!("the guest has {} on {}", guest.addresses.join(", "), guest.interface);
+}"#
+Guest {
     pid: Option<u32>, "Process id, if it is a process.";
     path: Option<String>, "Path of its network namespace, if that is a file.";
     network_namespace: Option<u64>, "Inode of its network namespace.";
@@ -30,7 +38,11 @@ part! { "The guest of a gateway." Guest {
     addresses: Vec<String>, "Addresses, each with the length of its prefix.";
 } }
 
-part! { "A flow through a gateway." Flow {
+part! { "A flow through a gateway."
+r#"for flow in document.flows.iter().filter(|flow| flow.direction == "out") {
+    println!("{} {:?} to {:?}: {} bytes", flow.protocol, flow.guest, flow.peer, flow.bytes_out);
+}"#
+Flow {
     protocol: Name, "`tcp`, `udp` or `icmp`.";
     direction: Name, "`out`: begun by the guest; `in`: by a client of a published port or a host.";
     state: Name, "`connecting`, `open` or `half-closed`; of datagrams `open`.";
@@ -51,7 +63,11 @@ part! { "A flow through a gateway." Flow {
     host_unsent_bytes: Option<u32>, "Bytes in the kernel's send buffer to the host, not sent yet.";
 } }
 
-part! { "A port of one side that leads to the other; consecutive ports to which nothing came are one." Port {
+part! { "A port of one side that leads to the other; consecutive ports to which nothing came are one."
+r#"for port in document.gateway.iter().flat_map(|gateway| &gateway.published) {
+    println!("{} port {} leads to port {:?} of the guest", port.protocol, port.port, port.guest_port);
+}"#
+Port {
     protocol: Name, "`tcp` or `udp`.";
     address: Option<IpAddr>, "The address it is bound to; none: all of both IP versions.";
     interface: Option<String>, "The interface it is bound to.";
@@ -69,13 +85,21 @@ part! { "A port of one side that leads to the other; consecutive ports to which 
     refused: u64, "TCP: clients that were reset before the other side had accepted them. UDP: datagrams that got no flow.";
 } }
 
-part! { "Traffic that was not carried for one reason." Refusal {
+part! { "Traffic that was not carried for one reason."
+r#"for refusal in document.gateway.iter().flat_map(|gateway| &gateway.refusals) {
+    println!("{} times: {}", refusal.count, refusal.sentence);
+}"#
+Refusal {
     reason: Name, "Name of the reason.";
     count: u64, "How often.";
     sentence: Name, "The reason in a sentence.";
 } }
 
-part! { "Connections between the loopback interfaces. *There* is from the accepted socket to the connected one." Spliced {
+part! { "Connections between the loopback interfaces. *There* is from the accepted socket to the connected one."
+r#"if let Some(spliced) = document.gateway.as_ref().map(|gateway| &gateway.spliced) {
+    println!("{} connections, {} refused", spliced.connections, spliced.refused);
+}"#
+Spliced {
     connections: u64, "Connections whose both ends were connected.";
     refused: u64, "Connections reset because the destination refused.";
     dropped: u64, "Connections reset at a limit.";

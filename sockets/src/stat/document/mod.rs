@@ -25,22 +25,36 @@ pub const VERSION: u32 = 1;
 /// A name that a writer has in its code and a reader in its memory.
 type Name = Cow<'static, str>;
 
-/// Declares a part of the document. `X of s: T` also makes it of a `&T`, whose field of the same name is the value where
-/// none is given. With `whole` each field of `T` must be in the table.
+/// Declares a part of the document: what it is, an example that reads it from a `document`, and its fields. `X of s: T`
+/// also makes it of a `&T`, whose field of the same name is the value where none is given. With `whole` each field of
+/// `T` must be in the table.
 macro_rules! part {
-    ($about:literal $part:ident { $($(#[$serde:meta])* $field:ident: $type:ty, $doc:literal;)* }) => {
+    ($about:literal $example:literal $part:ident { $($(#[$serde:meta])* $field:ident: $type:ty, $doc:literal;)* }) => {
         #[doc = $about]
+        // The descriptions of the schema have no examples.
+        #[cfg_attr(not(test), doc = concat!(
+            "\n```\n# use fulmar::{Stack, devices};\n# use fulmar::stat::Counter;\n",
+            "# fn main() -> Result<(), Box<dyn std::error::Error>> {\n",
+            "# let (device, _peer) = devices::link_pair()?;\n",
+            "# let builder = Stack::builder().device(device).address(\"10.0.0.1/24\".parse()?);\n",
+            "# let stack = builder.unlisted().build()?;\n",
+            "let document = stack.stat()?.document();\n",
+            $example,
+            "\n# Ok(())\n# }\n```",
+        ))]
         #[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
         #[cfg_attr(test, derive(schemars::JsonSchema))]
         #[serde(default)]
         #[non_exhaustive]
         pub struct $part { $($(#[$serde])* #[doc = $doc] pub $field: $type,)* }
     };
-    ($about:literal $part:ident of $from:ident: $source:ident $($whole:ident)? {
+    ($about:literal $example:literal $part:ident of $from:ident: $source:ident $($whole:ident)? {
         $($(#[$serde:meta])* $field:ident: $type:ty $(= $value:expr)?, $doc:literal;)*
     }) => {
-        part! { $about $part { $($(#[$serde])* $field: $type, $doc;)* } }
+        part! { $about $example $part { $($(#[$serde])* $field: $type, $doc;)* } }
 
+        // Of types that only packages released together with this one can name.
+        #[doc(hidden)]
         impl From<&$source> for $part {
             fn from($from: &$source) -> $part {
                 $crate::stat::document::part!(@check $($whole)? $from $source $($field)*);
@@ -57,7 +71,10 @@ macro_rules! part {
 }
 use part;
 
-part! { "The state of a stack or a gateway." Document of s: Stat {
+part! { "The state of a stack or a gateway."
+r#"println!("{}: process {}, {} sockets", document.name, document.pid, document.sockets.len());
+println!("{} segments received", document.count(Counter::TcpSegmentsIn));"#
+Document of s: Stat {
     version: u32 = VERSION, "The version of the document. Within a version fields are added and never renamed.";
     name: String = s.name.clone(), "Name of the stack; of a gateway that of its guest's program or namespace.";
     pid: u32 = std::process::id(), "Process id.";
@@ -91,7 +108,11 @@ impl Document {
     }
 }
 
-part! { "Packets that were dropped for one reason." DropCount {
+part! { "Packets that were dropped for one reason."
+r#"for drop in document.drops.iter().filter(|drop| drop.packets > 0) {
+    println!("{} packets dropped: {}", drop.packets, drop.sentence);
+}"#
+DropCount {
     reason: Name, "Name of the reason.";
     layer: Name, "The layer that dropped them.";
     packets: u64, "Packets.";

@@ -9,7 +9,11 @@ use serde::{Deserialize, Deserializer};
 
 use super::{Name, part};
 
-part! { "A socket." Socket of s: SocketStat {
+part! { "A socket."
+r#"for socket in &document.sockets {
+    println!("{} {} {:?} {:?}", socket.protocol, socket.state, socket.local, socket.remote);
+}"#
+Socket of s: SocketStat {
     protocol: Name = s.protocol.into(), "`tcp`, `udp` or `icmp`.";
     state: Name = s.state.into(), "Of a connection its state (RFC 9293), else `LISTEN`, `ESTABLISHED` or `UNCONNECTED`.";
     recv_queue_bytes: usize = s.recv_queue, "Bytes not yet read; of a listener, connections not yet accepted.";
@@ -32,7 +36,11 @@ where
     Ok((part != T::default()).then_some(part))
 }
 
-part! { "The main figures of a TCP connection." Connection of i: Info {
+part! { "The main figures of a TCP connection."
+r#"for tcp in document.sockets.iter().filter_map(|socket| socket.tcp.as_ref()) {
+    println!("round trip {} us, {} segments retransmitted", tcp.rtt_us, tcp.retransmits);
+}"#
+Connection of i: Info {
     rtt_us: f64 = tenths_us(i.rtt), "Smoothed round-trip time; 0 before the first sample.";
     rttvar_us: f64 = tenths_us(i.rttvar), "Mean deviation of the round-trip time.";
     rto_us: f64 = tenths_us(i.rto), "Retransmission time-out, backoff included.";
@@ -60,7 +68,11 @@ part! { "The main figures of a TCP connection." Connection of i: Info {
     ce_received: u64, "Packets that arrived with a CE mark.";
 } }
 
-part! { "The other figures of a TCP connection: `fulmar stat` prints them with `--json` only." Details of i: Info {
+part! { "The other figures of a TCP connection: `fulmar stat` prints them with `--json` only."
+r#"for tcp in document.sockets.iter().filter_map(|socket| socket.tcp.as_ref()) {
+    println!("path MTU {} bytes", tcp.tcp_info.pmtu_bytes);
+}"#
+Details of i: Info {
     min_rtt_us: Option<u64> = i.min_rtt.map(us), "Least round-trip time.";
     backoff: u32, "Exponential backoffs since the last progress.";
     probes: u32, "Window and keepalive probes unanswered.";
@@ -95,7 +107,12 @@ part! { "The other figures of a TCP connection: `fulmar stat` prints them with `
     model: Option<Model> = i.model.as_ref().map(Model::from), "Path model of the congestion control, if it keeps one (BBR).";
 } }
 
-part! { "The path model of a congestion control." Model of m: PathModel {
+part! { "The path model of a congestion control."
+r#"let connections = document.sockets.iter().filter_map(|socket| socket.tcp.as_ref());
+for model in connections.filter_map(|tcp| tcp.tcp_info.model.as_ref()) {
+    println!("{}: {} bytes per second", model.phase, model.rate_bytes_per_s);
+}"#
+Model of m: PathModel {
     phase: Name = m.phase.into(), "Phase of its state machine.";
     rate_bytes_per_s: u64 = m.rate, "Rate that the path delivers.";
     min_rtt_us: Option<u64> = m.min_rtt.map(us), "Least round-trip time of the path.";
@@ -103,7 +120,11 @@ part! { "The path model of a congestion control." Model of m: PathModel {
     cwnd_gain_percent: u64 = m.cwnd_gain, "Factor of the product of rate and round-trip time for the congestion window.";
 } }
 
-part! { "The queues of a TCP listener, their limits, and counts since it was opened." Listener of l: ListenerStat whole {
+part! { "The queues of a TCP listener, their limits, and counts since it was opened."
+r#"for listener in document.sockets.iter().filter_map(|socket| socket.listener.as_ref()) {
+    println!("{} of {} connections wait", listener.accept_queue, listener.accept_limit);
+}"#
+Listener of l: ListenerStat whole {
     embryos: usize, "Connections whose handshake is under way.";
     embryo_limit: usize, "Maximum number of embryos.";
     accept_queue: usize, "Connections waiting to be accepted.";
