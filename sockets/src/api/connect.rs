@@ -1,14 +1,14 @@
-//! Connections whose options are set before the SYN.
+//! Connections of a program: with and without options that are set before the SYN.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::runtime::Limit;
 use fulmar_stack::shard::{FirstData, SocketOptions};
 
-use crate::api::socket::{Socket, check_timeout, to_io};
+use crate::api::socket::{Socket, check_timeout, each_address, to_io};
 use crate::api::stack::Stack;
 use crate::api::tcp::{TcpStream, connect, open, owner_of, valid_options};
 
@@ -37,6 +37,27 @@ pub struct ConnectOptions {
 }
 
 impl TcpStream {
+    /// Connects to the first address that answers. Names are resolved by the system's resolver.
+    ///
+    /// # Errors
+    /// Those of `connect(2)`.
+    pub fn connect(stack: &Stack, addr: impl ToSocketAddrs) -> io::Result<TcpStream> {
+        each_address(addr, |a| connect(stack, None, a, Limit::Forever, |_| ()))
+    }
+
+    /// Connects, within `timeout`. [`TcpStream::connect_with`] does so with options.
+    ///
+    /// # Errors
+    /// `TimedOut`, `InvalidInput` for zero, and the errors of `connect(2)`.
+    pub fn connect_timeout(
+        stack: &Stack,
+        addr: &SocketAddr,
+        timeout: Duration,
+    ) -> io::Result<TcpStream> {
+        check_timeout(timeout)?;
+        connect(stack, None, *addr, Limit::For(timeout), |_| ())
+    }
+
     /// Connects with options that are set before the SYN, within `timeout` (`None`: no limit).
     ///
     /// ```

@@ -93,52 +93,9 @@ impl Stack {
         Builder::default()
     }
 
-    /// The lock around the shard of this handle, for benches that drive the shard themselves.
-    #[cfg(feature = "internals")]
-    #[doc(hidden)]
-    pub fn host(&self) -> &Arc<crate::runtime::Host> {
-        self.inner.host(self.home.unwrap_or(0))
-    }
-
-    /// The number of shards: one per device queue ([`Builder::devices`]). A shard has its own queue, buffers,
-    /// sockets and lock; threads that use different shards share nothing.
-    pub fn shards(&self) -> u16 {
-        self.inner.hosts.len() as u16
-    }
-
-    /// A handle that opens sockets in one shard. Other handles open them in the shard of the calling thread
-    /// (threads are assigned to shards round-robin), a TCP listener in all shards, and a UDP socket on a given
-    /// port in a shard that the port determines.
-    ///
-    /// A program of one thread per shard gives each thread such a handle, and has it bind listeners and
-    /// UDP sockets of its own, on the same ports.
-    ///
-    /// # Errors
-    /// `InvalidInput`: there are fewer shards.
-    pub fn on_shard(&self, shard: u16) -> io::Result<Stack> {
-        if shard < self.shards() {
-            return Ok(Stack { inner: Arc::clone(&self.inner), home: Some(shard) });
-        }
-        let what =
-            format!("invalid shard: the stack has {} shards, numbered from 0", self.shards());
-        Err(io::Error::new(io::ErrorKind::InvalidInput, what))
-    }
-
-    /// The shard in which the calling thread opens sockets.
-    pub(crate) fn shard_of_thread(&self) -> u16 {
-        match (self.home, self.shards()) {
-            (Some(shard), _) => shard,
-            (None, 1) => 0,
-            (None, n) => (crate::runtime::thread_number() % u64::from(n)) as u16,
-        }
-    }
-
-    /// The shard for a UDP socket on this port: always the same, so that two sockets with one port meet.
-    pub(crate) fn shard_of_port(&self, port: u16) -> u16 {
-        match (self.home, port) {
-            (None, 1..) => port % self.shards(),
-            _ => self.shard_of_thread(),
-        }
+    /// The name given to the builder.
+    pub fn name(&self) -> &str {
+        self.inner.name()
     }
 
     /// Sends an ICMP echo request with `payload_len` bytes of payload, and waits for the reply.
@@ -201,24 +158,57 @@ impl Stack {
         Observer::of(&self.inner)
     }
 
-    /// Measures one entry of a thread into the stack out of `every`; `None` switches the account off. The
-    /// figures are kept until [`Stack::clear_account`].
-    pub fn set_account(&self, every: Option<u32>) {
-        self.inner.host(0).ledger().set_every(every);
+    /// Why the stack is permanently down: the device is gone, or a thread panicked in the stack or in a driver.
+    ///
+    /// If the device is gone, calls fail with `ENETDOWN` (`EPROTO`: the process at its other end broke the protocol);
+    /// received bytes can still be read.
+    ///
+    /// A panic propagates to its caller. Every other call, waiting calls included, fails with `ENETDOWN`; the device is
+    /// closed, and lent and posted memory is returned. The process may build another stack over the same interface once
+    /// this one is dropped.
+    pub fn failure(&self) -> Option<String> {
+        let panicked = self.inner.hosts().find_map(|host| host.failure()).map(str::to_owned);
+        panicked.or_else(|| self.inner.hosts().find_map(|host| device_failure(host)))
     }
 
-    /// The CPU time of each stage so far, with the counts of packets, bytes, copies, buffers and crossings of the same
-    /// time; `None` while the account is off ([`Builder::account`], [`Stack::set_account`]).
+    /// Closes every socket and waits until the accepted bytes are acknowledged, for at most `timeout`. Afterwards calls
+    /// on them fail, and dropping the stack waits no more. The stack itself goes on until its last handle and its last
+    /// socket are dropped: new sockets can be opened in it.
+    ///
+    /// # Errors
+    /// `TimedOut`: bytes are still unacknowledged, and are lost if the stack is dropped now. `EBADF` in a forked child.
+    /// A connection that was reset or timed out before is not an error here; its socket has reported it.
+    pub fn close(&self, timeout: Duration) -> io::Result<()> {
+        if !self.inner.is_ours() {
+            return Err(to_io(SocketError::BadHandle));
+        }
+        if self.inner.close(timeout) {
+            return Ok(());
+        }
+        Err(io::Error::new(io::ErrorKind::TimedOut, "sent bytes are not acknowledged yet"))
+    }
+
+    /// Whether every accepted byte is acknowledged, also of closed sockets. The drop of the last handle and socket does not
+    /// wait then. True as well if the stack is down.
     ///
     /// # Errors
     /// `EBADF` in a forked child.
-    pub fn account(&self) -> io::Result<Option<Account>> {
-        Ok(self.stat()?.account)
+    pub fn is_drained(&self) -> io::Result<bool> {
+        let is_drained = |host: &Arc<crate::runtime::Host>| {
+            host.call(|shard, _| {
+                let is_sent = shard.is_drained(None) && shard.device().stats().tx_held == 0;
+                Ok(is_sent || shard.down().is_some())
+            })
+        };
+        match self.inner.hosts().try_fold(true, |all, host| Ok(all && is_drained(host)?)) {
+            Err(SocketError::NetworkDown) => Ok(true),
+            done => done.map_err(to_io),
+        }
     }
 
-    /// Sets the times of the stages to zero, after a warm-up. The counts go on ([`Account::since`]).
-    pub fn clear_account(&self) {
-        self.inner.host(0).ledger().clear();
+    /// How long the drop of the last handle and socket waits: [`Builder::exit_drain`].
+    pub fn exit_drain(&self) -> Duration {
+        self.inner.exit_drain
     }
 
     /// Adds an address with its on-link prefix while the stack runs, as a DHCP client does. An address that the stack has
@@ -307,70 +297,80 @@ impl Stack {
         self.inner.in_each(|shard, _| shard.ip().set_gateway_up(via, is_up)).map(drop)
     }
 
-    /// The name given to the builder.
-    pub fn name(&self) -> &str {
-        self.inner.name()
-    }
-
-    /// Whether every accepted byte is acknowledged, also of closed sockets. The drop of the last handle and socket does not
-    /// wait then. True as well if the stack is down.
-    ///
-    /// # Errors
-    /// `EBADF` in a forked child.
-    pub fn is_drained(&self) -> io::Result<bool> {
-        let is_drained = |host: &Arc<crate::runtime::Host>| {
-            host.call(|shard, _| {
-                let is_sent = shard.is_drained(None) && shard.device().stats().tx_held == 0;
-                Ok(is_sent || shard.down().is_some())
-            })
-        };
-        match self.inner.hosts().try_fold(true, |all, host| Ok(all && is_drained(host)?)) {
-            Err(SocketError::NetworkDown) => Ok(true),
-            done => done.map_err(to_io),
-        }
-    }
-
-    /// How long the drop of the last handle and socket waits: [`Builder::exit_drain`].
-    pub fn exit_drain(&self) -> Duration {
-        self.inner.exit_drain
-    }
-
-    /// Closes every socket and waits until the accepted bytes are acknowledged, for at most `timeout`. Afterwards calls
-    /// on them fail, and dropping the stack waits no more. The stack itself goes on until its last handle and its last
-    /// socket are dropped: new sockets can be opened in it.
-    ///
-    /// # Errors
-    /// `TimedOut`: bytes are still unacknowledged, and are lost if the stack is dropped now. `EBADF` in a forked child.
-    /// A connection that was reset or timed out before is not an error here; its socket has reported it.
-    pub fn close(&self, timeout: Duration) -> io::Result<()> {
-        if !self.inner.is_ours() {
-            return Err(to_io(SocketError::BadHandle));
-        }
-        if self.inner.close(timeout) {
-            return Ok(());
-        }
-        Err(io::Error::new(io::ErrorKind::TimedOut, "sent bytes are not acknowledged yet"))
-    }
-
-    /// Why the stack is permanently down: the device is gone, or a thread panicked in the stack or in a driver.
-    ///
-    /// If the device is gone, calls fail with `ENETDOWN` (`EPROTO`: the process at its other end broke the protocol);
-    /// received bytes can still be read.
-    ///
-    /// A panic propagates to its caller. Every other call, waiting calls included, fails with `ENETDOWN`; the device is
-    /// closed, and lent and posted memory is returned. The process may build another stack over the same interface once
-    /// this one is dropped.
-    pub fn failure(&self) -> Option<String> {
-        let panicked = self.inner.hosts().find_map(|host| host.failure()).map(str::to_owned);
-        panicked.or_else(|| self.inner.hosts().find_map(|host| device_failure(host)))
-    }
-
     /// Changes how waiting threads wait for the device: see [`Builder::moderation`].
     ///
     /// # Errors
     /// `EBADF` in a forked child.
     pub fn set_moderation(&self, config: ModerationConfig) -> io::Result<()> {
         self.inner.hosts().try_for_each(|host| host.set_moderation(config)).map_err(to_io)
+    }
+
+    /// Measures one entry of a thread into the stack out of `every`; `None` switches the account off. The
+    /// figures are kept until [`Stack::clear_account`].
+    pub fn set_account(&self, every: Option<u32>) {
+        self.inner.host(0).ledger().set_every(every);
+    }
+
+    /// The CPU time of each stage so far, with the counts of packets, bytes, copies, buffers and crossings of the same
+    /// time; `None` while the account is off ([`Builder::account`], [`Stack::set_account`]).
+    ///
+    /// # Errors
+    /// `EBADF` in a forked child.
+    pub fn account(&self) -> io::Result<Option<Account>> {
+        Ok(self.stat()?.account)
+    }
+
+    /// Sets the times of the stages to zero, after a warm-up. The counts go on ([`Account::since`]).
+    pub fn clear_account(&self) {
+        self.inner.host(0).ledger().clear();
+    }
+
+    /// The number of shards: one per device queue ([`Builder::devices`]). A shard has its own queue, buffers,
+    /// sockets and lock; threads that use different shards share nothing.
+    pub fn shards(&self) -> u16 {
+        self.inner.hosts.len() as u16
+    }
+
+    /// A handle that opens sockets in one shard. Other handles open them in the shard of the calling thread
+    /// (threads are assigned to shards round-robin), a TCP listener in all shards, and a UDP socket on a given
+    /// port in a shard that the port determines.
+    ///
+    /// A program of one thread per shard gives each thread such a handle, and has it bind listeners and
+    /// UDP sockets of its own, on the same ports.
+    ///
+    /// # Errors
+    /// `InvalidInput`: there are fewer shards.
+    pub fn on_shard(&self, shard: u16) -> io::Result<Stack> {
+        if shard < self.shards() {
+            return Ok(Stack { inner: Arc::clone(&self.inner), home: Some(shard) });
+        }
+        let what =
+            format!("invalid shard: the stack has {} shards, numbered from 0", self.shards());
+        Err(io::Error::new(io::ErrorKind::InvalidInput, what))
+    }
+
+    /// The shard in which the calling thread opens sockets.
+    pub(crate) fn shard_of_thread(&self) -> u16 {
+        match (self.home, self.shards()) {
+            (Some(shard), _) => shard,
+            (None, 1) => 0,
+            (None, n) => (crate::runtime::thread_number() % u64::from(n)) as u16,
+        }
+    }
+
+    /// The shard for a UDP socket on this port: always the same, so that two sockets with one port meet.
+    pub(crate) fn shard_of_port(&self, port: u16) -> u16 {
+        match (self.home, port) {
+            (None, 1..) => port % self.shards(),
+            _ => self.shard_of_thread(),
+        }
+    }
+
+    /// The lock around the shard of this handle, for benches that drive the shard themselves.
+    #[cfg(feature = "internals")]
+    #[doc(hidden)]
+    pub fn host(&self) -> &Arc<crate::runtime::Host> {
+        self.inner.host(self.home.unwrap_or(0))
     }
 
     pub(crate) fn new_socket(
@@ -440,29 +440,9 @@ impl Builder {
         self
     }
 
-    /// The queues of an interface, for a stack of one shard for each: see [`Stack::shards`] and
-    /// [`devices::tap_queues`](crate::devices::tap_queues), [`devices::packet_queues`](crate::devices::packet_queues). Memory and tables are divided
-    /// among the shards.
-    pub fn devices(mut self, queues: Vec<Box<dyn Device>>) -> Self {
-        self.devices = queues;
-        self
-    }
-
-    /// The name of the stack in `fulmar stat`. Default: the program's name.
-    pub fn name(mut self, name: impl Into<String>) -> Self {
-        self.name = Some(name.into());
-        self
-    }
-
     /// An address of the stack, with its on-link prefix. May be called several times.
     pub fn address(mut self, address: Cidr) -> Self {
         self.addresses.push(address);
-        self
-    }
-
-    /// A route. The next hop is the address of a gateway, or a [`NextHop`].
-    pub fn route(mut self, to: Cidr, hop: impl Into<NextHop>) -> Self {
-        self.config.routes.push(route(to, hop.into()));
         self
     }
 
@@ -472,12 +452,15 @@ impl Builder {
         self
     }
 
-    /// Accepts packets to every unicast address, answers ARP and neighbour solicitations for each, and lets
-    /// sockets bind to, send from and connect from each, as a gateway does for its guests (Linux: AnyIP and
-    /// IP_TRANSPARENT). Default off. On a device without a link layer ([`Medium::Ip`](crate::device::Medium)) the stack
-    /// then needs no address of its own: everything is routed to the device.
-    pub fn any_ip(mut self, on: bool) -> Self {
-        self.config.any_ip = on;
+    /// A route. The next hop is the address of a gateway, or a [`NextHop`].
+    pub fn route(mut self, to: Cidr, hop: impl Into<NextHop>) -> Self {
+        self.config.routes.push(route(to, hop.into()));
+        self
+    }
+
+    /// The name of the stack in `fulmar stat`. Default: the program's name.
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.name = Some(name.into());
         self
     }
 
@@ -494,6 +477,12 @@ impl Builder {
         self
     }
 
+    /// Largest IP packet in bytes, at most the device's. Default: the device's.
+    pub fn mtu(mut self, bytes: usize) -> Self {
+        self.config.mtu = Some(bytes);
+        self
+    }
+
     /// How waiting threads wait for the device. Default: [`ModerationConfig::ADAPTIVE`], which
     /// busy-polls for up to 60 µs before it sleeps if frames have lately arrived within that time, and in a
     /// flood sleeps up to 64 µs to receive many frames per wake-up. [`ModerationConfig::LATENCY`] busy-polls
@@ -505,17 +494,27 @@ impl Builder {
         self
     }
 
-    /// Largest IP packet in bytes, at most the device's. Default: the device's.
-    pub fn mtu(mut self, bytes: usize) -> Self {
-        self.config.mtu = Some(bytes);
+    /// How long dropping the stack, or the end of the process, waits for accepted bytes to be acknowledged.
+    /// Default 5 s.
+    pub fn exit_drain(mut self, limit: Duration) -> Self {
+        self.config.exit_drain = limit;
         self
     }
 
-    /// Derives all keys from `seed` instead of 256 bits of the operating system's, so that a simulation
-    /// or a test runs the same way twice. **Not for a stack on a network:** an attacker who knows the seed
-    /// can predict every sequence number and port, and spoof connections.
-    pub fn deterministic_for_simulation(mut self, seed: u64) -> Self {
-        self.secrets = Some(Secrets::for_simulation(seed));
+    /// Accepts packets to every unicast address, answers ARP and neighbour solicitations for each, and lets
+    /// sockets bind to, send from and connect from each, as a gateway does for its guests (Linux: AnyIP and
+    /// IP_TRANSPARENT). Default off. On a device without a link layer ([`Medium::Ip`](crate::device::Medium)) the stack
+    /// then needs no address of its own: everything is routed to the device.
+    pub fn any_ip(mut self, on: bool) -> Self {
+        self.config.any_ip = on;
+        self
+    }
+
+    /// The queues of an interface, for a stack of one shard for each: see [`Stack::shards`] and
+    /// [`devices::tap_queues`](crate::devices::tap_queues), [`devices::packet_queues`](crate::devices::packet_queues). Memory and tables are divided
+    /// among the shards.
+    pub fn devices(mut self, queues: Vec<Box<dyn Device>>) -> Self {
+        self.devices = queues;
         self
     }
 
@@ -523,13 +522,6 @@ impl Builder {
     /// offload. Default on.
     pub fn gro(mut self, on: bool) -> Self {
         self.config.gro = on;
-        self
-    }
-
-    /// How long dropping the stack, or the end of the process, waits for accepted bytes to be acknowledged.
-    /// Default 5 s.
-    pub fn exit_drain(mut self, limit: Duration) -> Self {
-        self.config.exit_drain = limit;
         self
     }
 
@@ -544,6 +536,14 @@ impl Builder {
     /// [`ledger`](crate::stat::ledger)).
     pub fn account(mut self, every: u32) -> Self {
         self.every = Some(every);
+        self
+    }
+
+    /// Derives all keys from `seed` instead of 256 bits of the operating system's, so that a simulation
+    /// or a test runs the same way twice. **Not for a stack on a network:** an attacker who knows the seed
+    /// can predict every sequence number and port, and spoof connections.
+    pub fn deterministic_for_simulation(mut self, seed: u64) -> Self {
+        self.secrets = Some(Secrets::for_simulation(seed));
         self
     }
 

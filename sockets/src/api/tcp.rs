@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
-use std::net::{Shutdown, SocketAddr, ToSocketAddrs};
+use std::net::{Shutdown, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,9 +13,7 @@ use fulmar_stack::socket::{Ready, SocketError};
 use crate::api::error::invalid;
 use crate::api::receive::RecvFlags;
 use crate::api::send::SendFlags;
-use crate::api::socket::{
-    Socket, check_timeout, each_address, explain_unreachable, stack_of, to_io,
-};
+use crate::api::socket::{Socket, explain_unreachable, stack_of, to_io};
 use crate::api::stack::Stack;
 use crate::tcp::TcpInfo;
 
@@ -55,27 +53,6 @@ pub struct TcpStream {
 }
 
 impl TcpStream {
-    /// Connects to the first address that answers. Names are resolved by the system's resolver.
-    ///
-    /// # Errors
-    /// Those of `connect(2)`.
-    pub fn connect(stack: &Stack, addr: impl ToSocketAddrs) -> io::Result<TcpStream> {
-        each_address(addr, |a| connect(stack, None, a, Limit::Forever, |_| ()))
-    }
-
-    /// Connects, within `timeout`. [`TcpStream::connect_with`] does so with options.
-    ///
-    /// # Errors
-    /// `TimedOut`, `InvalidInput` for zero, and the errors of `connect(2)`.
-    pub fn connect_timeout(
-        stack: &Stack,
-        addr: &SocketAddr,
-        timeout: Duration,
-    ) -> io::Result<TcpStream> {
-        check_timeout(timeout)?;
-        connect(stack, None, *addr, Limit::For(timeout), |_| ())
-    }
-
     /// Another handle to the same connection.
     ///
     /// # Errors

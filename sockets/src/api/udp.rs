@@ -1,7 +1,5 @@
 //! UDP sockets, shaped like `std::net`'s.
 
-mod many;
-
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
@@ -362,6 +360,9 @@ impl UdpSocket {
         self.socket.call(|shard, _| shard.udp().with_socket(id, f))
     }
 }
+
+// Here, for the order of the methods on the page of the type.
+mod many;
 
 impl fmt::Debug for UdpSocket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
