@@ -28,7 +28,7 @@ pub use fulmar_stack::device::moderation::ModerationConfig;
 /// ```
 pub use fulmar_stack::mbuf::PoolConfig;
 pub use fulmar_stack::shard::MIN_BUDGET_BYTES;
-/// What one source may use: [`StackConfig::source_limits`].
+/// Limits for each source address: [`StackConfig::source_limits`].
 ///
 /// ```
 /// use fulmar::config::{SourceLimits, StackConfig};

@@ -171,7 +171,7 @@ pub use fulmar_stack::tcp::Info as TcpInfo;
 /// # assert_eq!(config.mtu_probing, MtuProbing::Always);
 /// ```
 pub use fulmar_stack::tcp::MtuProbing;
-/// What BBR knows of the path: [`TcpInfo::model`].
+/// BBR's model of the path: [`TcpInfo::model`].
 ///
 /// ```
 /// # use fulmar::{CongestionControl, SocketOptions, Stack, TcpListener, TcpStream, devices};
@@ -190,7 +190,7 @@ pub use fulmar_stack::tcp::MtuProbing;
 /// # }
 /// ```
 pub use fulmar_stack::tcp::PathModel;
-/// What held a sender back: [`TcpInfo::send_times`].
+/// The time that each limit held a sender back: [`TcpInfo::send_times`].
 ///
 /// ```
 /// # use fulmar::{Stack, TcpListener, TcpStream, devices};

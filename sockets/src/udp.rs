@@ -1,6 +1,6 @@
 //! UDP: many datagrams in one call, and path MTUs.
 
-/// What happens to datagrams that are too long for the path:
+/// The treatment of datagrams that are too long for the path:
 /// [`UdpSocket::set_mtu_discovery`](crate::UdpSocket::set_mtu_discovery).
 ///
 /// ```

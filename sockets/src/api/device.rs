@@ -5,7 +5,8 @@
 //! device. Frames of any pool may be handed over as they are; they return to their pool when they are freed. Frames are
 //! Ethernet's unless [`Caps::medium`] says otherwise: a device that is fed IP packets is [`Caps::plain_ip`] and
 //! converts them with [`plain_ip`]. A wrapper around another device forwards unchanged methods with
-//! [`forward_device!`]. The counters and the reasons of drops are those of [`stat`](crate::stat).
+//! [`forward_device!`]. A device counts with [`Counter`](crate::stat::Counter) and
+//! [`DropReason`](crate::stat::DropReason).
 //!
 //! Few devices need more: [`placement`] is for those that write received payload directly into the buffers of a reader,
 //! [`OwnerKey`] for those that steer packets to queues, [`Attachment`] for those in memory of another process.
@@ -122,7 +123,7 @@ pub use fulmar_stack::base::Offload;
 /// # }
 /// ```
 pub use fulmar_stack::base::OwnerKey;
-/// What a device gives to its stack: [`Device::attach`].
+/// The facilities that a device gives to its stack: [`Device::attach`].
 ///
 /// ```
 /// use std::sync::Arc;
@@ -161,7 +162,7 @@ pub use fulmar_stack::device::Attachment;
 /// # }
 /// ```
 pub use fulmar_stack::device::Burst;
-/// What a device can do, for the stack to use: [`Device::caps`].
+/// The capabilities of a device: [`Device::caps`].
 ///
 /// ```
 /// use fulmar::device::{Caps, EtherAddr, Wake};
@@ -177,7 +178,7 @@ pub use fulmar_stack::device::Caps;
 /// use fulmar::Stack;
 /// use fulmar::device::{Burst, Caps, Counters, Device, EtherAddr, Instant, Pool, WakeFd};
 ///
-/// /// Drops what it gets, and receives nothing.
+/// /// Drops every frame that it gets, and receives none.
 /// struct Hole(Caps);
 ///
 /// impl Device for Hole {
@@ -467,7 +468,7 @@ pub use fulmar_stack::mbuf::NoBuffer;
 /// # }
 /// ```
 pub use fulmar_stack::mbuf::Pool;
-/// What a device allocates a buffer for.
+/// The use of a buffer, which decides the share of the memory that it is charged to.
 ///
 /// ```
 /// use fulmar::device::Purpose;

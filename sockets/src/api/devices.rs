@@ -24,7 +24,7 @@ pub use crate::drivers::plain::{PacketIo, Plain, QemuStream, plain, plain_ethern
 pub use crate::drivers::shm::{Shm, ShmConfig, Side};
 pub use crate::drivers::tap::{Tap, TapConfig};
 pub use crate::drivers::tun::{Tun, TunConfig};
-/// What the queue of a bottleneck does: [`Impairments::aqm`].
+/// The queue management of a bottleneck: [`Impairments::aqm`].
 ///
 /// ```
 /// use fulmar::devices::{Aqm, Impairments};

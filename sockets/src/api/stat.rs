@@ -79,7 +79,7 @@ impl Stat {
         &self.shard.sockets
     }
 
-    /// The counters of the device: those of all queues together.
+    /// The counters of the device, of all its queues together.
     pub fn device(&self) -> &DeviceStats {
         &self.shard.device
     }

@@ -55,13 +55,13 @@ pub use device::Shm;
 /// use fulmar::devices::{Shm, ShmConfig, Side};
 ///
 /// let config = ShmConfig {
-///     name: "fulmar-example-nobody".to_owned(),
+///     name: "fulmar-example".to_owned(),
 ///     wait: Some(Duration::from_millis(10)),
 ///     wants: Some(Side::First),
 ///     ..ShmConfig::default()
 /// };
-/// let nobody_came = Shm::open(&config).unwrap_err();
-/// eprintln!("error: {nobody_came}");
+/// let timed_out = Shm::open(&config).unwrap_err();
+/// eprintln!("error: {timed_out}");
 /// ```
 #[derive(Clone, Debug)]
 pub struct ShmConfig {
