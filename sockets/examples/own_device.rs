@@ -17,8 +17,8 @@ use std::thread;
 
 use common::Outcome;
 use fulmar::device::{
-    Burst, Caps, Counters, Device, DeviceStats, EtherAddr, Instant, Interest, Packet, Pool, Purpose,
-    Tally, Wake, WakeFd,
+    Burst, Caps, Counters, Device, DeviceStats, EtherAddr, Instant, Interest, Packet, Pool,
+    Purpose, Tally, Wake, WakeFd,
 };
 use fulmar::stat::DropReason;
 use fulmar::{Stack, TcpListener, TcpStream};

@@ -1,9 +1,9 @@
 //! The links of the pages.
 
-use std::collections::HashMap;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::path::{Component, Path, PathBuf};
 
+use crate::between;
 use crate::pages::{LIBRARIES, made, pages_of};
 
 /// What rustdoc makes for all libraries together; a link to it is not one of the libraries.
@@ -41,26 +41,40 @@ fn resolved(path: &Path) -> PathBuf {
     parts
 }
 
+/// The file that a link of a page leads to.
+fn target(page: &Path, file: &str) -> PathBuf {
+    let folder = page.parent().unwrap_or(page);
+    if file.is_empty() { page.to_owned() } else { resolved(&folder.join(file)) }
+}
+
 /// The ids of the pages that were read.
 #[derive(Default)]
 struct Ids(HashMap<PathBuf, Option<HashSet<String>>>);
 
 impl Ids {
-    /// Those of a page. `None`: there is no such file.
+    /// The ids of a page, and of the page that it leads to by itself. `None`: the file does not exist.
     fn of(&mut self, path: &Path) -> Option<&HashSet<String>> {
         let read = || {
-            let html = std::fs::read_to_string(path).ok()?;
+            let mut html = std::fs::read_to_string(path).ok()?;
+            if let Some(next) = between(&html, "content=\"0;URL=", "\"") {
+                html = std::fs::read_to_string(target(path, next)).ok()?;
+            }
             Some(values(&html, "id").map(str::to_owned).collect())
         };
         self.0.entry(path.to_owned()).or_insert_with(read).as_ref()
     }
 }
 
+/// The part of a page whose links are the library's: the implementations for all types have the texts of other
+/// libraries, which rustdoc copies with their links.
+fn own_part(html: &str) -> &str {
+    html.split("<h2 id=\"blanket-implementations\"").next().unwrap_or(html)
+}
+
 /// Whether a link of a page leads to a place that exists.
 fn is_alive(page: &Path, href: &str, ids: &mut Ids) -> bool {
     let (file, id) = href.split_once('#').unwrap_or((href, ""));
-    let folder = page.parent().unwrap_or(page);
-    let target = if file.is_empty() { page.to_owned() } else { resolved(&folder.join(file)) };
+    let target = target(page, file);
     let Some(found) = ids.of(&target) else { return false };
     // The lines of a source are found by a script.
     let is_source = target.starts_with(made().join("src"));
@@ -71,7 +85,7 @@ fn is_alive(page: &Path, href: &str, ids: &mut Ids) -> bool {
 fn every_link_of_a_page_leads_to_a_place() {
     let (mut ids, mut dead, mut count) = (Ids::default(), Vec::new(), 0);
     for page in LIBRARIES.iter().flat_map(pages_of) {
-        for href in values(&page.html, "href").filter(|href| !is_foreign(href)) {
+        for href in values(own_part(&page.html), "href").filter(|href| !is_foreign(href)) {
             count += 1;
             if !is_alive(&page.path, href, &mut ids) {
                 dead.push(format!("{}::{}: {href}", page.module, page.name));
@@ -88,6 +102,9 @@ fn a_link_to_nowhere_is_dead() {
     let is_alive = |href| is_alive(&page, href, &mut Ids::default());
     assert!(is_alive("struct.Stack.html#method.builder") && is_alive("#structs") && is_alive("#"));
     assert!(!is_alive("struct.Stack.html#method.none"));
+    // A private place leads to the public one.
+    assert!(is_alive("api/stack/struct.Stack.html#method.builder"));
+    assert!(!is_alive("api/stack/struct.Stack.html#method.none"));
     assert!(!is_alive("struct.None.html"));
     assert!(!is_alive("#none"));
     assert!(is_foreign("https://docs.rs") && is_foreign("../static.files/a.css"));

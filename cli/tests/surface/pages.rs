@@ -77,8 +77,8 @@ pub fn features_of(package: &Value) -> Vec<String> {
     named.into_iter().flatten().filter_map(Value::as_str).map(str::to_owned).collect()
 }
 
-/// Makes the pages once, and returns their folder. Each library has a call of its own, so that the features of one are
-/// not those of another, as on docs.rs.
+/// Makes the pages once, and returns their folder. Each library has a call of its own, as on docs.rs: the features of one
+/// library have no effect on another.
 pub fn made() -> &'static Path {
     static MADE: OnceLock<PathBuf> = OnceLock::new();
     MADE.get_or_init(|| {

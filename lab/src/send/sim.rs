@@ -27,8 +27,7 @@ const FAR: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 72, 2, 2)),
 
 /// An ACK per 16 KiB, however small the bursts are: were there one at the end of every burst, the old
 /// way would get 32 per write of 64 KiB, and pay for them, where a kernel peer sends it ten.
-const ACKS: AckRule =
-    AckRule { packets: 0, bytes: 16 << 10, wait: Duration::from_millis(1) };
+const ACKS: AckRule = AckRule { packets: 0, bytes: 16 << 10, wait: Duration::from_millis(1) };
 
 /// The stack, and the handle to its NIC.
 pub struct Simulated {

@@ -32,7 +32,6 @@ use fulmar_stack::shard::SocketStat;
 ///
 /// [`Stat::document`] has everything else: addresses, memory, neighbours, routes.
 #[derive(Clone, Debug)]
-#[non_exhaustive]
 pub struct Stat {
     /// Its name.
     pub name: String,

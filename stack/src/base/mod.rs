@@ -41,4 +41,6 @@ pub use random::Random;
 pub use secrets::{Key, KeyUse, Secrets};
 pub use seq::SeqNum;
 pub use stage::{Observer, Stage, Stages};
-pub use time::{Duration, Instant};
+#[doc(no_inline)]
+pub use time::Duration;
+pub use time::Instant;

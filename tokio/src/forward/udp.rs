@@ -43,7 +43,7 @@ const SWEEP: Duration = Duration::from_secs(5);
 /// # use fulmar::{Stack, devices};
 /// # use fulmar_tokio::{Net, UdpSocket, forward_udp};
 /// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() -> std::io::Result<()> {
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let (a, b) = devices::link_pair()?;
 /// # let stack = Stack::builder().device(a).address("10.0.0.1/24".parse()?).any_ip(true).unlisted().build()?;
 /// # let net = Net::new(stack)?;

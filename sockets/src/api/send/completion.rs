@@ -21,7 +21,7 @@ use crate::api::socket::to_io;
 /// A thread that waits runs the stack; while a program polls or awaits, the service thread does.
 ///
 /// ```
-/// # use std::time::Duration;
+/// # use std::{io::Read, time::Duration};
 /// # use fulmar::{Stack, TcpListener, TcpStream, devices};
 /// use fulmar::zero_copy::ZeroCopy;
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -32,9 +32,9 @@ use crate::api::socket::to_io;
 /// # let stream = TcpStream::connect(&stack, "10.0.0.1:80")?;
 /// # let (peer, _) = listener.accept()?;
 /// let sent = stream.send_owned(vec![7; 10_000])?;
+/// # (&peer).read_exact(&mut [0; 10_000])?;
 /// sent.wait(Some(Duration::from_secs(10)))?;
 /// assert!(sent.is_done());
-/// # drop(peer);
 /// # Ok(())
 /// # }
 /// ```

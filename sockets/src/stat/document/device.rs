@@ -112,7 +112,7 @@ Ledger of a: Account {
 
 part! { "The cost of one stage."
 r#"for stage in document.ledger.iter().flat_map(|ledger| &ledger.stages) {
-    println!("{:16} {:8.1} ns", stage.name, stage.ns);
+    println!("{:16} {:8.1} ns", stage.stage, stage.ns);
 }"#
 StageCost of c: StageTime {
     stage: Name = c.stage.name().into(), "Name of the stage.";

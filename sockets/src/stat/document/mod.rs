@@ -25,7 +25,7 @@ pub const VERSION: u32 = 1;
 /// A name that a writer has in its code and a reader in its memory.
 type Name = Cow<'static, str>;
 
-/// Declares a part of the document: what it is, an example that reads it from a `document`, and its fields. `X of s: T`
+/// Declares a part of the document: its meaning, an example that reads it from a `document`, and its fields. `X of s: T`
 /// also makes it of a `&T`, whose field of the same name is the value where none is given. With `whole` each field of
 /// `T` must be in the table.
 macro_rules! part {
