@@ -144,7 +144,7 @@ pub use fulmar_stack::base::OwnerKey;
 /// # assert!(!attachment.peek.unwrap().is_pending());
 /// ```
 pub use fulmar_stack::device::Attachment;
-/// The frames that one call of a device moves.
+/// The frames of one call of a device.
 ///
 /// ```
 /// use fulmar::config::PoolConfig;

@@ -14,7 +14,6 @@ use crate::runtime::{Limit, RecvTicket, Request, SoleTicket};
 use fulmar_stack::base::SlotId;
 use fulmar_stack::mbuf::RecvBuf;
 use fulmar_stack::shard::RecvOutcome;
-use fulmar_stack::socket::posted::CompletionPolicy;
 
 use crate::api::send::ShardRef;
 use crate::api::socket::to_io;
@@ -23,7 +22,28 @@ pub use ring::RecvRing;
 
 /// When a posted buffer completes although it is not full. The default: at a segment with PSH, or after a millisecond
 /// without data.
-pub type RecvRule = CompletionPolicy;
+///
+/// ```
+/// # use std::io::Write;
+/// # use fulmar::{Stack, TcpListener, TcpStream, devices};
+/// use fulmar::zero_copy::{RecvBuf, RecvRule, ZeroCopy};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let (a, b) = devices::link_pair()?;
+/// # let server = Stack::builder().device(a).address("10.0.0.1/24".parse()?).unlisted().build()?;
+/// # let stack = Stack::builder().device(b).address("10.0.0.2/24".parse()?).unlisted().build()?;
+/// # let listener = TcpListener::bind(&server, "10.0.0.1:80")?;
+/// # let stream = TcpStream::connect(&stack, "10.0.0.1:80")?;
+/// # let (peer, _) = listener.accept()?;
+/// # (&peer).write_all(&[7; 4096])?;
+/// // Records of 4 KiB: a buffer completes when it is full, and not earlier.
+/// let rule = RecvRule { on_push: false, idle: None, ..RecvRule::default() };
+/// let filling = stream.recv_posted_with(RecvBuf::with_capacity(4096), rule)?;
+/// assert_eq!(filling.wait()?.len(), 4096);
+/// # drop(peer);
+/// # Ok(())
+/// # }
+/// ```
+pub use fulmar_stack::socket::posted::CompletionPolicy as RecvRule;
 
 impl TcpStream {
     /// See [`ZeroCopy::recv_posted`](crate::zero_copy::ZeroCopy::recv_posted).
