@@ -12,6 +12,7 @@ pub(crate) mod tcp;
 pub(crate) mod udp;
 
 mod loan;
+mod many;
 mod tasks;
 
 pub(crate) mod cidr;

@@ -361,9 +361,6 @@ impl UdpSocket {
     }
 }
 
-// Here, for the order of the methods on the page of the type.
-mod many;
-
 impl fmt::Debug for UdpSocket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("UdpSocket").field("local", &self.local_addr().ok()).finish()

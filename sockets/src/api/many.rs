@@ -7,8 +7,7 @@ use fulmar_stack::shard::{PendingError, RecvMessage, SendMessage};
 use fulmar_stack::socket::Ready;
 
 use crate::api::error::invalid;
-
-use super::UdpSocket;
+use crate::api::udp::UdpSocket;
 
 impl UdpSocket {
     /// Sends datagrams in order, with one lock for 64 of them and one crossing into the device per burst (sendmmsg(2)).
