@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::runtime::{Request, WatchedShard};
-use fulmar_stack::base::{MtuDiscovery, Stage};
+use fulmar_stack::base::{DropReason, MtuDiscovery, Stage};
 use fulmar_stack::ip::{InvokingPacket, SentError};
 use fulmar_stack::shard::TakenDatagram;
 use fulmar_stack::socket::{Ready, SocketError};
@@ -335,6 +335,17 @@ impl UdpSocket {
         let about = InvokingPacket::datagram(source, destination, payload, payload.len());
         self.socket.call(|shard, now| {
             shard.icmp().send_error(now, &about, error, router);
+            Ok(())
+        })
+    }
+
+    /// Counts a datagram that the program has received and drops among the drops of the stack ([`Stack::stat`]).
+    ///
+    /// # Errors
+    /// The socket is gone.
+    pub fn count_drop(&self, reason: DropReason) -> io::Result<()> {
+        self.socket.call(|shard, _| {
+            shard.count_drop(reason);
             Ok(())
         })
     }

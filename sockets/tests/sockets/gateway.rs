@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::thread;
 
 use fulmar::icmp::{EchoSocket, IcmpError};
+use fulmar::stat::DropReason;
 use fulmar::tcp::ConditionalAccept;
 use fulmar::udp::{RecvMessage, SendMessage};
 use fulmar::{
@@ -160,6 +161,8 @@ fn datagrams_are_answered_from_where_they_went() {
         let question = into[0].payload().to_vec();
         all.send_icmp_error(from, to, &question, IcmpError::PortUnreachable, None).unwrap();
         assert_eq!(client.recv(&mut buf).unwrap_err().kind(), ErrorKind::ConnectionRefused);
+        all.count_drop(DropReason::ForwardQueueFull).unwrap();
+        assert_eq!(gateway.stat().unwrap().drops(DropReason::ForwardQueueFull), 1);
         let sourceless = all.send_to(b"x", from).unwrap_err();
         assert_eq!(sourceless.kind(), ErrorKind::InvalidInput);
     });

@@ -114,6 +114,20 @@ drop_reasons! {
     UdpNoSocket, "udp", "udp_no_socket";
     /// The receive buffer of the UDP socket was full.
     UdpBufferFull, "udp", "udp_buffer_full";
+    /// A flow of a UDP forwarder had its limit of waiting datagrams.
+    ForwardQueueFull, "udp", "forward_queue_full";
+    /// The waiting datagrams of a peer had taken the peer's share of the memory of a UDP forwarder.
+    ForwardPeerShare, "udp", "forward_peer_share";
+    /// The waiting datagrams of all peers had taken the memory of a UDP forwarder.
+    ForwardMemoryFull, "udp", "forward_memory_full";
+    /// A peer had its limit of flows in a UDP forwarder.
+    ForwardPeerFlows, "udp", "forward_peer_flows";
+    /// A UDP forwarder had its limit of flows.
+    ForwardFlowsFull, "udp", "forward_flows_full";
+    /// The task of a flow of a UDP forwarder ended before it had passed the datagram on.
+    ForwardFlowEnded, "udp", "forward_flow_ended";
+    /// The stack did not send a datagram that a UDP forwarder returned to a peer.
+    ForwardReturn, "udp", "forward_return";
     /// The TCP header is malformed.
     TcpHeader, "tcp", "tcp_header";
     /// The TCP checksum is wrong.

@@ -2,7 +2,7 @@
 
 use alloc::vec::Vec;
 
-use crate::base::{Counter, SlotId};
+use crate::base::{Counter, DropReason, SlotId};
 use crate::socket::Ready;
 
 use crate::shard::outcome::Event;
@@ -37,5 +37,10 @@ impl Shard {
     /// Adds to a counter on behalf of the runtime.
     pub fn count(&mut self, c: Counter, n: u64) {
         self.core.net.counters.add(c, n);
+    }
+
+    /// Counts a packet that the program has received and drops.
+    pub fn count_drop(&mut self, reason: DropReason) {
+        self.core.net.counters.drop_packet(reason);
     }
 }
