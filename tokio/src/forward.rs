@@ -1,5 +1,6 @@
 //! A program in place of every server: connections and datagrams to any address.
 
+mod space;
 mod udp;
 
 use std::future::Future;
@@ -106,7 +107,7 @@ impl PendingConnection {
         other: impl Future<Output = io::Result<S>>,
     ) -> impl Future<Output = io::Result<(u64, u64)>>
     where
-        S: AsyncRead + AsyncWrite + Unpin,
+        S: AsyncRead + AsyncWrite + Unpin + 'static,
     {
         // Each phase has memory of its own, so that an idle relay keeps nothing of the first.
         let connected = Box::pin(async move { self.answer(other.await) });

@@ -1,11 +1,14 @@
 //! A program in place of every server, between a guest whose packets it carries and servers of the host.
 
 use std::io::{self, ErrorKind};
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
-use fulmar::Stack;
+use fulmar::stat::{Counter, DropReason};
 use fulmar::tcp::TcpConfig;
+use fulmar::Stack;
 use fulmar_tokio::{
     Net, PacketReceiver, PacketSender, TcpStream, UdpSocket, channel, forward, forward_udp,
 };
@@ -51,6 +54,7 @@ fn guest_and_all() -> (Net, Net) {
     let guest = Stack::builder()
         .device(guest)
         .address("10.0.0.2/24".parse().unwrap())
+        .address("10.0.0.3/24".parse().unwrap())
         .address("fd00::2/64".parse().unwrap())
         // A host that is unreachable may be reachable soon: `connect` fails when it has tried again.
         .tcp(TcpConfig { syn_retries: 0, ..TcpConfig::default() })
@@ -204,6 +208,144 @@ fn datagrams_to_any_address_reach_a_socket_of_the_host() {
         refused.send(b"anybody?").await.unwrap();
         let e = refused.recv(&mut buf).await.unwrap_err();
         assert_eq!(e.kind(), ErrorKind::ConnectionRefused);
+    });
+}
+
+const STALLED: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2));
+const OTHER: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 3));
+
+/// A destination of its own for each port.
+fn far_port(port: u16) -> SocketAddr {
+    (Ipv4Addr::new(192, 0, 2, 7), port).into()
+}
+
+/// Keeps the flows of one peer and takes nothing of them; returns the datagrams of the others. Counts the flows that it
+/// keeps.
+fn stall_or_echo(all: &Net) -> Arc<AtomicUsize> {
+    let kept = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&kept);
+    tokio::spawn(forward_udp(all, move |mut flow| {
+        let is_stalled = flow.peer_addr().ip() == STALLED;
+        count.fetch_add(is_stalled.into(), Relaxed);
+        async move {
+            if is_stalled {
+                std::future::pending::<()>().await;
+            }
+            while let Some(datagram) = flow.recv().await {
+                flow.send(&datagram).await?;
+            }
+            io::Result::Ok(())
+        }
+    }));
+    kept
+}
+
+/// Sends datagrams to ports, and waits until they have arrived.
+async fn send_each(socket: &UdpSocket, all: &Net, datagram: &[u8], ports: &[u16]) {
+    let stat = || all.stack().stat().unwrap();
+    let arrived = || stat().count(Counter::UdpIn) + stat().drops(DropReason::UdpBufferFull);
+    let before = arrived();
+    for port in ports {
+        socket.send_to(datagram, far_port(*port)).await.unwrap();
+    }
+    until(|| arrived() >= before + ports.len() as u64).await;
+}
+
+async fn until(mut is_done: impl FnMut() -> bool) {
+    while !is_done() {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+async fn assert_echo(guest: &Net) {
+    let socket = UdpSocket::bind(guest, (OTHER, 7000)).await.unwrap();
+    let mut buf = [0; 2000];
+    for len in 0..100 {
+        socket.send_to(&pattern(len * 13), far_port(53)).await.unwrap();
+        let n = socket.recv(&mut buf).await.unwrap();
+        assert_eq!(buf[..n], pattern(len * 13));
+    }
+}
+
+#[test]
+fn a_peer_whose_tasks_stall_leaves_memory_to_another() {
+    in_each(|| async {
+        let (guest, all) = guest_and_all();
+        stall_or_echo(&all);
+        let drops = |reason| all.stack().stat().unwrap().drops(reason);
+        let stalled = UdpSocket::bind(&guest, (STALLED, 7000)).await.unwrap();
+        let mut port = 1;
+        // 32 datagrams of each flow wait: 12 MiB are in 289 flows.
+        while drops(DropReason::ForwardPeerShare) == 0 {
+            send_each(&stalled, &all, &[7; 1300], &[port; 32]).await;
+            port += 1;
+            assert!(port < 1000, "nothing is refused");
+        }
+        assert!((280..350).contains(&port), "{port} flows");
+        assert_echo(&guest).await;
+        assert_eq!(drops(DropReason::ForwardMemoryFull), 0);
+    });
+}
+
+#[test]
+fn a_peer_with_all_its_flows_leaves_some_to_another() {
+    in_each(|| async {
+        let (guest, all) = guest_and_all();
+        let kept = stall_or_echo(&all);
+        let drops = || all.stack().stat().unwrap().drops(DropReason::ForwardPeerFlows);
+        let stalled = UdpSocket::bind(&guest, (STALLED, 7000)).await.unwrap();
+        let mut port = 1;
+        while drops() == 0 {
+            let ports: Vec<u16> = (port..port + 64).collect();
+            send_each(&stalled, &all, b"one more", &ports).await;
+            port += 64;
+            assert!(port < 10_000, "no flow is refused");
+        }
+        assert_eq!(kept.load(Relaxed), 4096);
+        let refused = UdpSocket::bind(&guest, (STALLED, 7001)).await.unwrap();
+        refused.connect(far_port(1)).await.unwrap();
+        // The rate of ICMP errors has a limit: one arrives in the end.
+        let mut is_reported = false;
+        while !is_reported {
+            is_reported = refused.send(b"one more").await.is_err() || {
+                let received = timeout(Duration::from_millis(20), refused.recv(&mut [0; 9])).await;
+                received.is_ok_and(|received| received.is_err())
+            };
+        }
+        assert_echo(&guest).await;
+    });
+}
+
+#[test]
+fn a_datagram_that_is_dropped_has_a_reason() {
+    in_each(|| async {
+        let (guest, all) = guest_and_all();
+        let long = HostSocket::bind((Ipv6Addr::LOCALHOST, 0)).await.unwrap();
+        let server = long.local_addr().unwrap();
+        tokio::spawn(forward_udp(&all, move |flow| async move {
+            match flow.local_addr().port() {
+                1 => std::future::pending().await,
+                2 => {
+                    let host = HostSocket::bind((Ipv6Addr::LOCALHOST, 0)).await?;
+                    host.connect(server).await?;
+                    flow.relay(host).await
+                }
+                _ => Ok(()),
+            }
+        }));
+        let drops = |reason| all.stack().stat().unwrap().drops(reason);
+        let socket = UdpSocket::bind(&guest, "10.0.0.2:7000").await.unwrap();
+        for _ in 0..40 {
+            socket.send_to(b"in a row", far_port(1)).await.unwrap();
+        }
+        until(|| drops(DropReason::ForwardQueueFull) == 8).await;
+        socket.send_to(b"a question", far_port(2)).await.unwrap();
+        let (_, relay) = long.recv_from(&mut [0; 100]).await.unwrap();
+        // Longer than a datagram of IPv4.
+        long.send_to(&pattern(65_520), relay).await.unwrap();
+        until(|| drops(DropReason::ForwardReturn) == 1).await;
+        socket.send_to(b"nothing takes it", far_port(3)).await.unwrap();
+        until(|| drops(DropReason::ForwardFlowEnded) == 1).await;
     });
 }
 

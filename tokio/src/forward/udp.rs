@@ -6,15 +6,17 @@ use std::future::Future;
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use fulmar::UdpBindOptions;
 use fulmar::icmp::IcmpError;
+use fulmar::stat::DropReason;
 use fulmar::udp::{RecvMessage, SendMessage};
 use tokio::io::Interest;
-use tokio::sync::mpsc::{self, Receiver, Sender, error::TrySendError};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::mpsc::{self, Receiver, Sender};
 
+use super::space::{Share, Space, Waiting};
 use crate::relay::with_scratch;
 use crate::{Net, UdpSocket};
 
@@ -77,13 +79,6 @@ struct Ends {
     local: SocketAddr,
 }
 
-#[derive(Debug)]
-struct Waiting {
-    datagram: Vec<u8>,
-    /// Its share of [`WAITING_BYTES`].
-    _permit: OwnedSemaphorePermit,
-}
-
 impl UdpFlow {
     /// The peer.
     pub fn peer_addr(&self) -> SocketAddr {
@@ -97,8 +92,16 @@ impl UdpFlow {
 
     /// The next datagram of the peer. `None`: none came for two minutes, or the stack has ended. Cancellation safe.
     pub async fn recv(&mut self) -> Option<Vec<u8>> {
-        let waiting = tokio::time::timeout(IDLE, self.waiting.recv()).await;
-        waiting.ok().flatten().map(|w| w.datagram)
+        self.next().await.map(Waiting::into_datagram)
+    }
+
+    /// As [`UdpFlow::recv`], without the limit of two minutes. `None`: the stack has ended.
+    pub fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<Option<Vec<u8>>> {
+        self.waiting.poll_recv(cx).map(|waiting| waiting.map(Waiting::into_datagram))
+    }
+
+    async fn next(&mut self) -> Option<Waiting> {
+        tokio::time::timeout(IDLE, self.waiting.recv()).await.ok().flatten()
     }
 
     /// Sends a datagram to the peer, from the destination of its own.
@@ -110,12 +113,20 @@ impl UdpFlow {
         self.socket.send_many(&[message]).await.map(drop)
     }
 
+    /// Counts a datagram that is lost.
+    fn count_drop(&self, reason: DropReason) {
+        // An error: the stack has ended.
+        let _ = self.socket.get_ref().count_drop(reason);
+    }
+
     /// Passes one datagram from a socket of the host to the peer, which loses it if the device is full.
     fn return_one(&self, other: &tokio::net::UdpSocket) -> io::Result<()> {
         with_scratch(|buf| {
             let n = other.try_recv(buf)?;
             let message = SendMessage::new(&buf[..n]).to(self.ends.peer).from(self.ends.local);
-            let _ = self.socket.get_ref().send_many(&[message]);
+            if self.socket.get_ref().send_many(&[message]).is_err() {
+                self.count_drop(DropReason::ForwardReturn);
+            }
             Ok(())
         })
     }
@@ -129,9 +140,11 @@ impl UdpFlow {
         let mut last = Vec::new();
         let done = loop {
             tokio::select! {
-                datagram = self.recv() => {
-                    let Some(datagram) = datagram else { return Ok(()) };
-                    if let Err(e) = other.send(&datagram).await {
+                waiting = self.next() => {
+                    // The datagram holds its charge until it is sent.
+                    let Some(Waiting { datagram, .. }) = &waiting else { return Ok(()) };
+                    if let Err(e) = other.send(datagram).await {
+                        self.count_drop(DropReason::ForwardFlowEnded);
                         break e;
                     }
                     last.clear();
@@ -154,6 +167,16 @@ impl UdpFlow {
             self.ends.report(&self.socket, &last, IcmpError::PortUnreachable);
         }
         Err(done)
+    }
+}
+
+/// Counts the datagrams that the task has not taken.
+impl Drop for UdpFlow {
+    fn drop(&mut self) {
+        self.waiting.close();
+        while self.waiting.try_recv().is_ok() {
+            self.count_drop(DropReason::ForwardFlowEnded);
+        }
     }
 }
 
@@ -200,8 +223,10 @@ impl Ends {
 /// # }
 /// ```
 ///
-/// There are at most 16,384 flows, 4,096 of one peer; a datagram of a further one is answered by ICMP (administratively
-/// prohibited). A flow whose task does not take its datagrams keeps 32 of them.
+/// There are at most 16,384 flows, 4,096 of one peer (an IPv4 address, or the upper 64 bits of an IPv6 address); a datagram
+/// of a further one is answered by ICMP (administratively prohibited). A flow whose task does not take its datagrams keeps
+/// 32 of them. All that wait take at most 32 MiB: one peer gets at most 12 MiB, less when other peers hold much, and in any
+/// case 4 KiB. A drop has its reason in [`fulmar::Stack::stat`].
 ///
 /// # Errors
 /// `ENETDOWN`: the device is gone.
@@ -255,57 +280,130 @@ where
 /// The flows whose tasks run, and some that have ended.
 struct Flows {
     socket: Arc<UdpSocket>,
-    all: HashMap<Ends, Sender<Waiting>>,
-    of_source: HashMap<IpAddr, usize>,
-    space: Arc<Semaphore>,
+    all: HashMap<Ends, Flow>,
+    peers: HashMap<IpAddr, Peer>,
+    space: Space,
+}
+
+struct Flow {
+    to_task: Sender<Waiting>,
+    share: Arc<Share>,
+}
+
+/// A peer with flows.
+struct Peer {
+    flows: usize,
+    share: Arc<Share>,
 }
 
 impl Flows {
     fn new(socket: Arc<UdpSocket>) -> Flows {
-        let space = Arc::new(Semaphore::new(WAITING_BYTES));
-        Flows { socket, all: HashMap::new(), of_source: HashMap::new(), space }
+        let space = Space::new(WAITING_BYTES);
+        Flows { socket, all: HashMap::new(), peers: HashMap::new(), space }
     }
 
-    /// Passes a datagram to its flow; returns the flow if it has just begun.
+    /// Passes a datagram to its flow, or counts its drop. Returns the flow if it has just begun.
     fn take(&mut self, ends: Ends, datagram: &[u8]) -> Option<UdpFlow> {
-        let bytes = datagram.len().max(1) as u32;
-        let permit = Arc::clone(&self.space).try_acquire_many_owned(bytes).ok()?;
-        let waiting = Waiting { datagram: datagram.to_vec(), _permit: permit };
-        let Some(flow) = self.all.get(&ends) else { return self.begin(ends, waiting) };
-        match flow.try_send(waiting) {
-            Ok(()) | Err(TrySendError::Full(_)) => None,
-            Err(TrySendError::Closed(waiting)) => self.begin(ends, waiting),
-        }
+        self.pass(ends, datagram).unwrap_or_else(|reason| {
+            // An error: the stack has ended.
+            let _ = self.socket.get_ref().count_drop(reason);
+            None
+        })
     }
 
-    fn begin(&mut self, ends: Ends, first: Waiting) -> Option<UdpFlow> {
+    fn pass(&mut self, ends: Ends, datagram: &[u8]) -> Result<Option<UdpFlow>, DropReason> {
+        let Some(flow) = self.all.get(&ends).filter(|flow| !flow.to_task.is_closed()) else {
+            return self.begin(ends, datagram).map(Some);
+        };
+        if flow.to_task.capacity() == 0 {
+            return Err(DropReason::ForwardQueueFull);
+        }
+        let waiting = self.space.copy(&flow.share, datagram)?;
+        // An error: the task has ended meanwhile.
+        flow.to_task.try_send(waiting).map_err(|_| DropReason::ForwardFlowEnded)?;
+        Ok(None)
+    }
+
+    fn begin(&mut self, ends: Ends, first: &[u8]) -> Result<UdpFlow, DropReason> {
         let is_new = !self.all.contains_key(&ends);
-        let of_source = self.of_source.get(&ends.source()).copied().unwrap_or(0);
-        if is_new && (self.all.len() >= MOST_FLOWS || of_source >= MOST_OF_PEER) {
+        if is_new && let Some(reason) = self.refusal(&ends) {
             // Administratively prohibited: code 13 of ICMP, code 1 of ICMPv6.
             let code = if ends.peer.is_ipv4() { 13 } else { 1 };
-            ends.report(&self.socket, &first.datagram, IcmpError::Unreachable { code });
-            return None;
+            ends.report(&self.socket, first, IcmpError::Unreachable { code });
+            return Err(reason);
         }
-        let (sender, waiting) = mpsc::channel(WAITING_DATAGRAMS);
-        let _ = sender.try_send(first);
-        self.all.insert(ends, sender);
-        *self.of_source.entry(ends.source()).or_default() += usize::from(is_new);
-        Some(UdpFlow { socket: Arc::clone(&self.socket), ends, waiting })
+        let peer = self.peers.get(&ends.source());
+        let share = peer.map_or_else(|| self.space.share(), |peer| Arc::clone(&peer.share));
+        let first = self.space.copy(&share, first)?;
+        let (to_task, waiting) = mpsc::channel(WAITING_DATAGRAMS);
+        let _ = to_task.try_send(first);
+        let peer = Peer { flows: 0, share: Arc::clone(&share) };
+        self.peers.entry(ends.source()).or_insert(peer).flows += usize::from(is_new);
+        self.all.insert(ends, Flow { to_task, share });
+        Ok(UdpFlow { socket: Arc::clone(&self.socket), ends, waiting })
+    }
+
+    /// The limit that a further flow exceeds.
+    fn refusal(&self, ends: &Ends) -> Option<DropReason> {
+        let of_peer = self.peers.get(&ends.source()).map_or(0, |peer| peer.flows);
+        if of_peer >= MOST_OF_PEER {
+            return Some(DropReason::ForwardPeerFlows);
+        }
+        (self.all.len() >= MOST_FLOWS).then_some(DropReason::ForwardFlowsFull)
     }
 
     fn remove_ended(&mut self) {
-        let of_source = &mut self.of_source;
+        let peers = &mut self.peers;
         self.all.retain(|ends, flow| {
-            if flow.is_closed()
-                && let Entry::Occupied(mut count) = of_source.entry(ends.source())
-            {
-                *count.get_mut() -= 1;
-                if *count.get() == 0 {
-                    count.remove();
+            let is_over = flow.to_task.is_closed();
+            if is_over && let Entry::Occupied(mut peer) = peers.entry(ends.source()) {
+                peer.get_mut().flows -= 1;
+                if peer.get().flows == 0 {
+                    peer.remove();
                 }
             }
-            !flow.is_closed()
+            !is_over
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fulmar::Stack;
+
+    use super::*;
+
+    fn ends(peer: u8, port: usize) -> Ends {
+        let local = SocketAddr::from(([192, 0, 2, 7], port as u16));
+        Ends { peer: ([10, 0, 0, peer], 1000).into(), local }
+    }
+
+    #[tokio::test]
+    async fn flows_count_until_they_have_ended() {
+        let (device, _sender, _receiver) = crate::channel(1400).unwrap();
+        let net = Net::new(Stack::builder().device(device).any_ip(true).build().unwrap()).unwrap();
+        let options = UdpBindOptions { any_port: true, ..UdpBindOptions::default() };
+        let socket = UdpSocket::bind_to(&net, crate::forward::EVERY, options).unwrap();
+        let mut flows = Flows::new(Arc::new(socket));
+        let drops = |reason| net.stack().stat().unwrap().drops(reason);
+        let mut begun = Vec::new();
+        for peer in 0..5 {
+            begun.extend((0..MOST_OF_PEER).filter_map(|port| flows.take(ends(peer, port), b"x")));
+        }
+        assert_eq!(begun.len(), MOST_FLOWS);
+        assert_eq!(drops(DropReason::ForwardFlowsFull), MOST_OF_PEER as u64);
+        assert!(flows.take(ends(0, MOST_OF_PEER), b"x").is_none());
+        assert_eq!(drops(DropReason::ForwardPeerFlows), 1);
+        drop(begun);
+        flows.remove_ended();
+        assert!(flows.all.is_empty() && flows.peers.is_empty());
+        for _ in 0..2 {
+            drop(flows.take(ends(0, 1), b"x").unwrap());
+            assert_eq!(flows.peers[&ends(0, 1).source()].flows, 1);
+        }
+        flows.remove_ended();
+        assert!(flows.all.is_empty() && flows.peers.is_empty());
+        let ended = MOST_FLOWS as u64 + 2;
+        assert_eq!(drops(DropReason::ForwardFlowEnded), ended);
     }
 }
