@@ -1,5 +1,6 @@
 //! Bytes from one stream to another, both ways.
 
+use std::any::Any;
 use std::cell::Cell;
 use std::future::poll_fn;
 use std::io::{self, IoSlice};
@@ -22,8 +23,10 @@ const MOST_SLICES: usize = 16;
 /// Passes bytes between a connection of a stack and another stream until both directions have ended. Returns how many
 /// came from `stream`, and how many from `other`.
 ///
-/// Received bytes are not copied on their way to `other` ([`TcpStream::recv_owned`]), and an idle relay has no buffer. The end of one direction is passed on as such; if either stream fails, `stream` is reset, so that its peer does
-/// not take a part for the whole.
+/// Received bytes are not copied on their way to `other` ([`TcpStream::recv_owned`]), and an idle relay has no buffer. The
+/// end of one direction is passed on as such. If either stream fails, or the future is dropped, both are reset, so that
+/// neither peer takes a part for the whole. `other` is reset if it is a [`tokio::net::TcpStream`] or a [`TcpStream`]; other
+/// types are dropped.
 ///
 /// ```no_run
 /// # use fulmar_tokio::{TcpListener, relay};
@@ -38,24 +41,51 @@ const MOST_SLICES: usize = 16;
 ///
 /// # Errors
 /// The first of either stream.
-pub async fn relay(
-    stream: TcpStream,
-    other: impl AsyncRead + AsyncWrite + Unpin,
-) -> io::Result<(u64, u64)> {
-    let (mut other, mut out, mut back) = (other, Out::default(), Back::default());
+pub async fn relay<S>(stream: TcpStream, other: S) -> io::Result<(u64, u64)>
+where
+    S: AsyncRead + AsyncWrite + Unpin + 'static,
+{
+    let mut ends = Ends { stream, other, are_over: false };
+    let (mut out, mut back) = (Out::default(), Back::default());
     let done = poll_fn(|cx| {
-        let out = out.poll(cx, &stream, Pin::new(&mut other))?;
-        let back = back.poll(cx, &stream, Pin::new(&mut other))?;
+        let out = out.poll(cx, &ends.stream, Pin::new(&mut ends.other))?;
+        let back = back.poll(cx, &ends.stream, Pin::new(&mut ends.other))?;
         match (out, back) {
             (Poll::Ready(out), Poll::Ready(back)) => Poll::Ready(Ok((out, back))),
             _ => Poll::Pending,
         }
     })
     .await;
-    if done.is_err() {
-        let _ = stream.get_ref().set_linger(Some(Duration::ZERO));
-    }
+    ends.are_over = done.is_ok();
     done
+}
+
+/// Both streams of a relay, which reset their connections unless both directions are over.
+struct Ends<S: 'static> {
+    stream: TcpStream,
+    other: S,
+    are_over: bool,
+}
+
+impl<S: 'static> Drop for Ends<S> {
+    fn drop(&mut self) {
+        if !self.are_over {
+            close_by_reset(&self.stream);
+            close_by_reset(&self.other);
+        }
+    }
+}
+
+/// Makes the close of a TCP connection a reset: SO_LINGER with a time of 0. No effect on streams of other types.
+fn close_by_reset(stream: &dyn Any) {
+    // An error: the socket is gone.
+    if let Some(own) = stream.downcast_ref::<TcpStream>() {
+        let _ = own.get_ref().set_linger(Some(Duration::ZERO));
+    } else if let Some(host) = stream.downcast_ref::<tokio::net::TcpStream>() {
+        // Deprecated for the times that block. The method for 0 is newer than the oldest tokio that this crate takes.
+        #[allow(deprecated)]
+        let _ = host.set_linger(Some(Duration::ZERO));
+    }
 }
 
 /// From the stack to the other stream.

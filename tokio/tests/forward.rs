@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use fulmar::stat::{Counter, DropReason};
 use fulmar::tcp::TcpConfig;
-use fulmar::Stack;
+use fulmar::{Stack, devices};
 use fulmar_tokio::{
     Net, PacketReceiver, PacketSender, TcpStream, UdpSocket, channel, forward, forward_udp,
 };
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener as HostListener;
 use tokio::net::TcpStream as HostStream;
 use tokio::net::UdpSocket as HostSocket;
@@ -144,6 +144,70 @@ fn a_reset_of_the_server_is_one_for_the_guest() {
         // Closed with unread bytes: the kernel sends a reset.
         assert_eq!(server.peek(&mut [0; 6]).await.unwrap(), 6);
         drop(server);
+        let e = stream.read_to_end(&mut Vec::new()).await.unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::ConnectionReset);
+    });
+}
+
+#[test]
+fn a_reset_of_the_guest_is_one_for_the_server() {
+    in_each(|| async {
+        let (guest, all) = guest_and_all();
+        let listener = HostListener::bind("127.0.0.1:0").await.unwrap();
+        forward_to(&all, listener.local_addr().unwrap());
+        let stream = TcpStream::connect(&guest, FAR).await.unwrap();
+        let (server, _) = listener.accept().await.unwrap();
+        reset_after_a_part(stream, server).await;
+    });
+}
+
+#[test]
+fn a_reset_crosses_from_one_stack_to_another() {
+    in_each(|| async {
+        let (guest, all) = guest_and_all();
+        let (near, far) = devices::link_pair().unwrap();
+        let [near, far] = [(near, "10.1.0.2/24"), (far, "10.1.0.1/24")].map(|(device, address)| {
+            let stack = Stack::builder().device(device).address(address.parse().unwrap());
+            Net::new(stack.build().unwrap()).unwrap()
+        });
+        let listener = fulmar_tokio::TcpListener::bind(&far, "10.1.0.1:80").await.unwrap();
+        tokio::spawn(forward(&all, move |pending| {
+            let near = near.clone();
+            pending.proxy(async move { TcpStream::connect(&near, "10.1.0.1:80").await })
+        }));
+        let stream = TcpStream::connect(&guest, FAR).await.unwrap();
+        let (server, _) = listener.accept().await.unwrap();
+        reset_after_a_part(stream, server).await;
+    });
+}
+
+/// Sends a part and a reset, which the server sees as such.
+async fn reset_after_a_part(mut stream: TcpStream, mut server: impl AsyncRead + Unpin) {
+    stream.write_all(b"a part").await.unwrap();
+    server.read_exact(&mut [0; 6]).await.unwrap();
+    stream.get_ref().set_linger(Some(Duration::ZERO)).unwrap();
+    drop(stream);
+    let e = server.read_to_end(&mut Vec::new()).await.unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::ConnectionReset);
+}
+
+#[test]
+fn a_relay_that_is_dropped_resets_both_ends() {
+    in_each(|| async {
+        let (guest, all) = guest_and_all();
+        let listener = HostListener::bind("127.0.0.1:0").await.unwrap();
+        let server = listener.local_addr().unwrap();
+        tokio::spawn(forward(&all, move |pending| async move {
+            let relay = pending.proxy(HostStream::connect(server));
+            timeout(Duration::from_millis(200), relay).await?
+        }));
+        let mut stream = TcpStream::connect(&guest, FAR).await.unwrap();
+        let (mut server, _) = listener.accept().await.unwrap();
+        stream.write_all(b"a part").await.unwrap();
+        server.write_all(b"a part").await.unwrap();
+        let mut part = Vec::new();
+        let e = server.read_to_end(&mut part).await.unwrap_err();
+        assert_eq!((part.as_slice(), e.kind()), (&b"a part"[..], ErrorKind::ConnectionReset));
         let e = stream.read_to_end(&mut Vec::new()).await.unwrap_err();
         assert_eq!(e.kind(), ErrorKind::ConnectionReset);
     });
