@@ -60,11 +60,11 @@ impl UdpSocket {
         each_address(addr, |addr| std::future::ready(UdpSocket::bind_to(net, addr, options))).await
     }
 
-    pub(crate) fn bind_to(
-        net: &Net,
-        addr: SocketAddr,
-        options: UdpBindOptions,
-    ) -> io::Result<UdpSocket> {
+    /// As [`UdpSocket::bind_with`], at once: an address needs no resolver.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn bind_to(net: &Net, addr: SocketAddr, options: UdpBindOptions) -> io::Result<UdpSocket> {
         let socket = fulmar::UdpSocket::bind_with(net.stack(), addr, options)?;
         Ok(UdpSocket { socket, net: net.clone() })
     }

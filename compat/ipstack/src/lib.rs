@@ -17,13 +17,13 @@ mod idle;
 mod packet;
 mod streams;
 
-use std::future::{poll_fn, ready};
+use std::future::ready;
 use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use fulmar::tcp::ConditionalAccept;
-use fulmar::{ListenOptions, SocketOptions, Stack, TcpListener};
-use fulmar_tokio::{Net, UdpFlow, forward_udp};
+use fulmar::{ListenOptions, SocketOptions, Stack};
+use fulmar_tokio::{Net, TcpListener, UdpFlow, forward_udp};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::mpsc::{self, Receiver, UnboundedReceiver};
 use tokio::task::JoinSet;
@@ -47,7 +47,6 @@ pub struct IpStack {
 }
 
 struct Open {
-    net: Net,
     listener: TcpListener,
     /// At most as `forward_udp` has flows.
     flows: UnboundedReceiver<UdpFlow>,
@@ -105,7 +104,7 @@ impl Open {
             },
             ..ListenOptions::default()
         };
-        let listener = TcpListener::bind_with(net.stack(), EVERY, options)?;
+        let listener = TcpListener::bind_to(&net, EVERY, options)?;
         let (begun, flows) = mpsc::unbounded_channel();
         let datagrams = forward_udp(&net, move |flow| {
             // An error: the stack is dropped.
@@ -115,20 +114,19 @@ impl Open {
         let mut tasks = JoinSet::new();
         tasks.spawn(Carry::new(&config, device, sender, receiver, others));
         tasks.spawn(datagrams);
-        Ok(Open { net, listener, flows, unknown, _tasks: tasks, config })
+        Ok(Open { listener, flows, unknown, _tasks: tasks, config })
     }
 
     async fn accept(&mut self) -> Option<IpStackStream> {
         loop {
             tokio::select! {
-                pending = poll_fn(|cx| self.listener.poll_pending(cx)) => {
+                pending = self.listener.pending() => {
                     let pending = pending.ok()?;
                     let (guest, server) = (pending.peer_addr(), pending.local_addr());
                     // An error: the peer has reset it.
                     let Ok(stream) = pending.accept() else { continue };
-                    let (stream, _net) = (Some(stream), self.net.clone());
-                    let idle = Idle::new(self.config.tcp_config.timeout);
-                    let stream = IpStackTcpStream { stream, guest, server, idle, _net };
+                    let (stream, idle) = (Some(stream), Idle::new(self.config.tcp_config.timeout));
+                    let stream = IpStackTcpStream { stream, guest, server, idle };
                     return Some(IpStackStream::Tcp(stream));
                 }
                 flow = self.flows.recv() => {

@@ -1,13 +1,12 @@
 //! Connections, flows and packets that the stack hands out. "Local" is the guest, and "peer" the server that it wants.
 
 use std::io::{self, ErrorKind};
-use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::pin::{Pin, pin};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use fulmar::TcpStream;
-use fulmar_tokio::{Net, UdpFlow};
+use fulmar_tokio::{TcpStream, UdpFlow};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::mpsc::Sender;
 
@@ -60,8 +59,6 @@ pub struct IpStackTcpStream {
     pub(crate) guest: SocketAddr,
     pub(crate) server: SocketAddr,
     pub(crate) idle: Idle,
-    /// The stack's task lives as long as its connections.
-    pub(crate) _net: Net,
 }
 
 impl IpStackTcpStream {
@@ -82,16 +79,15 @@ impl AsyncRead for IpStackTcpStream {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let Some(stream) = &self.stream else { return Poll::Ready(Ok(())) };
-        let most = buf.remaining();
-        if let Poll::Ready(read) = stream.poll_read_to(cx, most, |bytes| buf.put_slice(bytes)) {
+        let Some(stream) = &mut self.stream else { return Poll::Ready(Ok(())) };
+        if let Poll::Ready(read) = Pin::new(stream).poll_read(cx, buf) {
             self.idle.touch();
-            return Poll::Ready(read.map(drop));
+            return Poll::Ready(read);
         }
         ready!(self.idle.poll_over(cx));
         if let Some(stream) = self.stream.take() {
             // Its drop resets it.
-            let _ = stream.set_linger(Some(Duration::ZERO));
+            let _ = stream.get_ref().set_linger(Some(Duration::ZERO));
         }
         Poll::Ready(Err(ErrorKind::TimedOut.into()))
     }
@@ -103,8 +99,8 @@ impl AsyncWrite for IpStackTcpStream {
         cx: &mut Context<'_>,
         buf: &[u8],
     ) -> Poll<io::Result<usize>> {
-        let stream = self.stream.as_ref().ok_or(ErrorKind::BrokenPipe)?;
-        let written = ready!(stream.poll_write(cx, buf));
+        let stream = self.stream.as_mut().ok_or(ErrorKind::BrokenPipe)?;
+        let written = ready!(Pin::new(stream).poll_write(cx, buf));
         self.idle.touch();
         Poll::Ready(written)
     }
@@ -113,13 +109,9 @@ impl AsyncWrite for IpStackTcpStream {
         Poll::Ready(Ok(()))
     }
 
-    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let Some(stream) = &self.stream else { return Poll::Ready(Ok(())) };
-        match stream.shutdown(Shutdown::Write) {
-            // The guest has ended the connection.
-            Err(e) if e.kind() == ErrorKind::NotConnected => Poll::Ready(Ok(())),
-            done => Poll::Ready(done),
-        }
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let Some(stream) = &mut self.stream else { return Poll::Ready(Ok(())) };
+        Pin::new(stream).poll_shutdown(cx)
     }
 }
 
@@ -149,8 +141,7 @@ impl AsyncRead for IpStackUdpStream {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let received = pin!(self.flow.recv()).poll(cx);
-        if let Poll::Ready(datagram) = received {
+        if let Poll::Ready(datagram) = self.flow.poll_recv(cx) {
             self.idle.touch();
             // None: the stack has ended.
             let datagram = datagram.unwrap_or_default();

@@ -137,8 +137,8 @@ impl StackBuilder {
         let stack = fulmar::Stack::builder().exit_drain(Duration::ZERO);
         let stack = stack.device(device).any_ip(true).tcp(self.tcp()).build();
         let net = Net::new(stack.map_err(io::Error::other)?)?;
-        let udp = self.enable_udp.then(|| UdpSocket::new(net.clone())).transpose()?;
-        let listener = self.enable_tcp.then(|| TcpListener::new(net.clone())).transpose()?;
+        let udp = self.enable_udp.then(|| UdpSocket::new(&net)).transpose()?;
+        let listener = self.enable_tcp.then(|| TcpListener::new(&net)).transpose()?;
         if self.enable_icmp {
             tokio::spawn(answer(EchoSocket::open(net.stack())?));
         }

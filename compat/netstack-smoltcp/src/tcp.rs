@@ -1,7 +1,7 @@
 //! TCP connections to any address. "Local" is the guest, and "remote" the server that it wants.
 
-use std::io::{self, ErrorKind, IoSlice};
-use std::net::{Shutdown, SocketAddr};
+use std::io::{self, IoSlice};
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -20,20 +20,18 @@ const KEEPALIVE: Keepalive =
 
 /// A stream of connections, with the address of the guest and that of the server.
 pub struct TcpListener {
-    listener: fulmar::TcpListener,
-    net: Net,
+    listener: fulmar_tokio::TcpListener,
 }
 
 impl TcpListener {
-    pub(crate) fn new(net: Net) -> io::Result<TcpListener> {
+    pub(crate) fn new(net: &Net) -> io::Result<TcpListener> {
         let options = ListenOptions {
             any_port: true,
             conditional_accept: Some(ConditionalAccept::default()),
             socket: SocketOptions { keepalive: Some(KEEPALIVE), ..SocketOptions::default() },
             ..ListenOptions::default()
         };
-        let listener = fulmar::TcpListener::bind_with(net.stack(), EVERY, options)?;
-        Ok(TcpListener { listener, net })
+        Ok(TcpListener { listener: fulmar_tokio::TcpListener::bind_to(net, EVERY, options)? })
     }
 }
 
@@ -49,8 +47,7 @@ impl Stream for TcpListener {
             let (guest, server) = (pending.peer_addr(), pending.local_addr());
             // An error: the peer has reset it.
             if let Ok(stream) = pending.accept() {
-                let stream = TcpStream { stream, guest, server, _net: self.net.clone() };
-                return Poll::Ready(Some((stream, guest, server)));
+                return Poll::Ready(Some((TcpStream { stream, guest, server }, guest, server)));
             }
         }
     }
@@ -58,11 +55,9 @@ impl Stream for TcpListener {
 
 /// A connection.
 pub struct TcpStream {
-    stream: fulmar::TcpStream,
+    stream: fulmar_tokio::TcpStream,
     guest: SocketAddr,
     server: SocketAddr,
-    /// The stack's task lives as long as its connections.
-    _net: Net,
 }
 
 impl TcpStream {
@@ -79,30 +74,29 @@ impl TcpStream {
 
 impl AsyncRead for TcpStream {
     fn poll_read(
-        self: Pin<&mut Self>,
+        mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let most = buf.remaining();
-        self.stream.poll_read_to(cx, most, |bytes| buf.put_slice(bytes)).map_ok(drop)
+        Pin::new(&mut self.stream).poll_read(cx, buf)
     }
 }
 
 impl AsyncWrite for TcpStream {
     fn poll_write(
-        self: Pin<&mut Self>,
+        mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         buf: &[u8],
     ) -> Poll<io::Result<usize>> {
-        self.stream.poll_write(cx, buf)
+        Pin::new(&mut self.stream).poll_write(cx, buf)
     }
 
     fn poll_write_vectored(
-        self: Pin<&mut Self>,
+        mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         bufs: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        self.stream.poll_write_vectored(cx, bufs)
+        Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -113,11 +107,7 @@ impl AsyncWrite for TcpStream {
         Poll::Ready(Ok(()))
     }
 
-    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.stream.shutdown(Shutdown::Write) {
-            // The guest has ended the connection.
-            Err(e) if e.kind() == ErrorKind::NotConnected => Poll::Ready(Ok(())),
-            done => Poll::Ready(done),
-        }
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
     }
 }

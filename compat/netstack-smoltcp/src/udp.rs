@@ -25,34 +25,28 @@ pub type UdpMsg = (Vec<u8>, SocketAddr, SocketAddr);
 
 /// Receives every datagram.
 pub struct UdpSocket {
-    end: End,
-}
-
-#[derive(Clone)]
-struct End {
-    socket: Arc<fulmar::UdpSocket>,
-    /// The stack's task lives as long as its sockets.
-    _net: Net,
+    socket: Arc<fulmar_tokio::UdpSocket>,
 }
 
 impl UdpSocket {
-    pub(crate) fn new(net: Net) -> io::Result<UdpSocket> {
+    pub(crate) fn new(net: &Net) -> io::Result<UdpSocket> {
         let options = UdpBindOptions { any_port: true, ..UdpBindOptions::default() };
-        let socket = fulmar::UdpSocket::bind_with(net.stack(), EVERY, options)?;
-        Ok(UdpSocket { end: End { socket: Arc::new(socket), _net: net } })
+        let socket = fulmar_tokio::UdpSocket::bind_to(net, EVERY, options)?;
+        Ok(UdpSocket { socket: Arc::new(socket) })
     }
 
     /// A stream of the datagrams that come, and a sink of those to send.
     pub fn split(self) -> (ReadHalf, WriteHalf) {
         let buffers = vec![vec![0; MAX_DATAGRAM_BYTES]; BATCH];
-        let read = ReadHalf { end: self.end.clone(), buffers, came: VecDeque::new() };
-        (read, WriteHalf { end: self.end, held: None })
+        let socket = Arc::clone(&self.socket);
+        let read = ReadHalf { socket, buffers, came: VecDeque::new() };
+        (read, WriteHalf { socket: self.socket, held: None })
     }
 }
 
 /// Datagrams of the guest.
 pub struct ReadHalf {
-    end: End,
+    socket: Arc<fulmar_tokio::UdpSocket>,
     buffers: Vec<Vec<u8>>,
     came: VecDeque<UdpMsg>,
 }
@@ -62,10 +56,10 @@ impl Stream for ReadHalf {
     type Item = UdpMsg;
 
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<UdpMsg>> {
-        let ReadHalf { end, buffers, came } = self.get_mut();
+        let ReadHalf { socket, buffers, came } = self.get_mut();
         while came.is_empty() {
             let mut messages: Vec<_> = buffers.iter_mut().map(|b| RecvMessage::new(b)).collect();
-            let Ok(n) = ready!(end.socket.poll_recv_many(cx, &mut messages)) else {
+            let Ok(n) = ready!(socket.get_ref().poll_recv_many(cx, &mut messages)) else {
                 return Poll::Ready(None);
             };
             let message = |m: &RecvMessage<'_>| Some((m.payload().to_vec(), m.from()?, m.to()?));
@@ -77,7 +71,7 @@ impl Stream for ReadHalf {
 
 /// Datagrams for the guest.
 pub struct WriteHalf {
-    end: End,
+    socket: Arc<fulmar_tokio::UdpSocket>,
     held: Option<UdpMsg>,
 }
 
@@ -105,7 +99,7 @@ impl Sink<UdpMsg> for WriteHalf {
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         if let Some((payload, src, dst)) = &self.held {
             let message = SendMessage::new(payload).from(*src).to(*dst);
-            let sent = ready!(self.end.socket.poll_send_many(cx, &[message]));
+            let sent = ready!(self.socket.get_ref().poll_send_many(cx, &[message]));
             self.held = None;
             sent?;
         }

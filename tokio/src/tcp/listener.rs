@@ -65,11 +65,11 @@ impl TcpListener {
             .await
     }
 
-    pub(crate) fn bind_to(
-        net: &Net,
-        addr: SocketAddr,
-        options: ListenOptions,
-    ) -> io::Result<TcpListener> {
+    /// As [`TcpListener::bind_with`], at once: an address needs no resolver.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn bind_to(net: &Net, addr: SocketAddr, options: ListenOptions) -> io::Result<TcpListener> {
         let listener = fulmar::TcpListener::bind_with(net.stack(), addr, options)?;
         Ok(TcpListener { listener, net: net.clone() })
     }
@@ -96,8 +96,16 @@ impl TcpListener {
     /// # Errors
     /// As there.
     pub async fn pending(&self) -> io::Result<PendingConnection> {
-        let pending = poll_fn(|cx| self.listener.poll_pending(cx)).await?;
-        Ok(PendingConnection { pending, net: self.net.clone() })
+        poll_fn(|cx| self.poll_pending(cx)).await
+    }
+
+    /// As [`TcpListener::pending`]. Of the tasks that wait, the last is woken.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn poll_pending(&self, cx: &mut Context<'_>) -> Poll<io::Result<PendingConnection>> {
+        let pending = self.listener.poll_pending(cx);
+        pending.map_ok(|pending| PendingConnection { pending, net: self.net.clone() })
     }
 
     /// The local address.
