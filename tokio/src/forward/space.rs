@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use fulmar::stat::DropReason;
 
 /// Bytes of the reserve that each peer may hold.
-pub(super) const MIN_BYTES: usize = 4096;
+const MIN_BYTES: usize = 4096;
 /// A datagram's charge besides its payload: its place in a queue and its allocation.
 const OVERHEAD_BYTES: usize = 64;
 

@@ -225,8 +225,8 @@ impl Ends {
 ///
 /// There are at most 16,384 flows, 4,096 of one peer (an IPv4 address, or the upper 64 bits of an IPv6 address); a datagram
 /// of a further one is answered by ICMP (administratively prohibited). A flow whose task does not take its datagrams keeps
-/// 32 of them. All that wait take at most 32 MiB: one peer gets at most 12 MiB, less when other peers hold much, and in any
-/// case 4 KiB. A drop has its reason in [`fulmar::Stack::stat`].
+/// 32 of them. All that wait take at most 32 MiB: one peer gets at most 12 MiB, and less when other peers hold much. A
+/// quarter is a reserve for the first 4 KiB of each peer. A drop has its reason in [`fulmar::Stack::stat`].
 ///
 /// # Errors
 /// `ENETDOWN`: the device is gone.
