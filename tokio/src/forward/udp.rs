@@ -22,8 +22,9 @@ use crate::{Net, UdpSocket};
 
 /// Flows at most.
 const MOST_FLOWS: usize = 16_384;
-/// Flows of one peer at most (an IPv4 address, or the upper 64 bits of an IPv6 address).
-const MOST_OF_PEER: usize = 4_096;
+/// Flows that each peer (an IPv4 address, or the upper 64 bits of an IPv6 address) may have while there are fewer than
+/// [`MOST_FLOWS`]. Further ones have the threshold of [`super::space`]: those that are free of the first three quarters.
+const FLOWS_OF_EACH: usize = 64;
 /// Datagrams of a flow that wait for its task.
 const WAITING_DATAGRAMS: usize = 32;
 /// Bytes of all datagrams that wait.
@@ -223,8 +224,9 @@ impl Ends {
 /// # }
 /// ```
 ///
-/// There are at most 16,384 flows, 4,096 of one peer (an IPv4 address, or the upper 64 bits of an IPv6 address); a datagram
-/// of a further one is answered by ICMP (administratively prohibited). A flow whose task does not take its datagrams keeps
+/// There are at most 16,384 flows. One peer (an IPv4 address, or the upper 64 bits of an IPv6 address) gets at most 6,144,
+/// and less when other peers have many; a quarter is a reserve for the first 64 of each peer. A datagram of a further flow is
+/// answered by ICMP (administratively prohibited). A flow whose task does not take its datagrams keeps
 /// 32 of them. All that wait take at most 32 MiB: one peer gets at most 12 MiB, and less when other peers hold much. A
 /// quarter is a reserve for the first 4 KiB of each peer. A drop has its reason in [`fulmar::Stack::stat`].
 ///
@@ -345,11 +347,12 @@ impl Flows {
 
     /// The limit that a further flow exceeds.
     fn refusal(&self, ends: &Ends) -> Option<DropReason> {
-        let of_peer = self.peers.get(&ends.source()).map_or(0, |peer| peer.flows);
-        if of_peer >= MOST_OF_PEER {
-            return Some(DropReason::ForwardPeerFlows);
+        if self.all.len() >= MOST_FLOWS {
+            return Some(DropReason::ForwardFlowsFull);
         }
-        (self.all.len() >= MOST_FLOWS).then_some(DropReason::ForwardFlowsFull)
+        let of_peer = self.peers.get(&ends.source()).map_or(0, |peer| peer.flows);
+        let free = (MOST_FLOWS - MOST_FLOWS / 4).saturating_sub(self.all.len());
+        (of_peer >= free.max(FLOWS_OF_EACH)).then_some(DropReason::ForwardPeerFlows)
     }
 
     fn remove_ended(&mut self) {
@@ -387,13 +390,18 @@ mod tests {
         let mut flows = Flows::new(Arc::new(socket));
         let drops = |reason| net.stack().stat().unwrap().drops(reason);
         let mut begun = Vec::new();
-        for peer in 0..5 {
-            begun.extend((0..MOST_OF_PEER).filter_map(|port| flows.take(ends(peer, port), b"x")));
+        let mut of_each = Vec::new();
+        for peer in 0..=u8::MAX {
+            let before = begun.len();
+            begun.extend((0..7000).filter_map(|port| flows.take(ends(peer, port), b"x")));
+            of_each.push(begun.len() - before);
         }
+        assert_eq!(of_each[..3], [6144, 3072, 1536]);
+        let full = of_each.iter().position(|n| *n < FLOWS_OF_EACH).unwrap();
+        assert!(full > 60, "{full} peers have flows");
         assert_eq!(begun.len(), MOST_FLOWS);
-        assert_eq!(drops(DropReason::ForwardFlowsFull), MOST_OF_PEER as u64);
-        assert!(flows.take(ends(0, MOST_OF_PEER), b"x").is_none());
-        assert_eq!(drops(DropReason::ForwardPeerFlows), 1);
+        assert!(drops(DropReason::ForwardPeerFlows) > 0);
+        assert!(drops(DropReason::ForwardFlowsFull) > 0);
         drop(begun);
         flows.remove_ended();
         assert!(flows.all.is_empty() && flows.peers.is_empty());
