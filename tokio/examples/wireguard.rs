@@ -26,6 +26,8 @@ use tokio::time::interval;
 const MTU: usize = 1420;
 /// The longest datagram, and space for WireGuard's header.
 const BUFFER_BYTES: usize = 65_535 + 32;
+/// Datagrams that are passed to the stack together at most. Its answers wait meanwhile.
+const BATCH: usize = 64;
 /// How often WireGuard looks at its timers.
 const TICK: Duration = Duration::from_millis(250);
 const PAGE: &str = "HTTP/1.0 200 OK\r\nContent-Type: text/plain\r\n\r\nhello through the tunnel\n";
@@ -88,14 +90,11 @@ async fn carry(
         tokio::select! {
             packet = from_stack.recv() => send(&socket, tunn.encapsulate(packet?, &mut out)).await?,
             received = socket.recv(&mut datagram) => {
-                let mut bytes = received?;
+                decapsulate(&mut tunn, &socket, &datagram[..received?], &mut out, &mut to_stack).await?;
                 // The datagrams that are there are passed to the stack together.
-                loop {
+                for _ in 1..BATCH {
+                    let Ok(bytes) = socket.try_recv(&mut datagram) else { break };
                     decapsulate(&mut tunn, &socket, &datagram[..bytes], &mut out, &mut to_stack).await?;
-                    match socket.try_recv(&mut datagram) {
-                        Ok(n) => bytes = n,
-                        Err(_) => break,
-                    }
                 }
                 to_stack.flush().await?;
             }
