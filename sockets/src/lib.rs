@@ -51,6 +51,8 @@
 //!   socket should not be dropped there, since that frees memory.
 //! - **fork**: a child process gets an error (`EBADF`) from every call on its parent's stacks.
 
+// For the pages of crates that show its types.
+#![doc(html_root_url = "https://docs.rs/fulmar/0.1.0")]
 // docs.rs says of each item which feature it needs.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![deny(unsafe_code)]

@@ -6,6 +6,8 @@
 //! A [`shard::Shard`] is the whole stack as a value: see the example `two_shards`.
 
 #![cfg_attr(not(any(test, feature = "std")), no_std)]
+// For the pages of crates that show its types.
+#![doc(html_root_url = "https://docs.rs/fulmar-stack/0.1.0")]
 #![deny(unsafe_code)]
 #![warn(unreachable_pub)]
 

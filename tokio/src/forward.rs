@@ -130,7 +130,8 @@ impl PendingConnection {
 /// let net = Net::new(Stack::builder().device(devices::tun("tun0")?).any_ip(true).build()?)?;
 /// forward(&net, |pending| async move {
 ///     let server = pending.local_addr();
-///     pending.proxy(TcpStream::connect(server)).await
+///     let done = pending.proxy(TcpStream::connect(server)).await;
+///     done.inspect_err(|e| eprintln!("{server}: {e}"))
 /// })
 /// .await?;
 /// # Ok(())
@@ -138,7 +139,8 @@ impl PendingConnection {
 /// ```
 ///
 /// A connection that a task drops unanswered is refused by the peer's time-out. Connections that wait for an answer are
-/// bounded ([`ConditionalAccept`]).
+/// bounded ([`ConditionalAccept`](fulmar::tcp::ConditionalAccept)). The result of a task is dropped: the closure reports
+/// errors.
 ///
 /// # Errors
 /// `ENETDOWN`: the device is gone.

@@ -35,6 +35,10 @@
 //! - **The end**: the driver ends with the last handle and the last socket. What a socket accepted is delivered meanwhile,
 //!   for at most [`fulmar::Builder::exit_drain`]. A runtime that is shut down earlier drops the driver; then the stack
 //!   runs in its own thread until it is dropped.
+//! - **Not as in `tokio::net`**: names are resolved by the host. A socket has no descriptor of the host: no `into_std`, no
+//!   `from_std`. [`TcpStream`] has no `ready` and no vectored `try_` calls; [`UdpSocket`] has no `try_` calls, no `peek`, and
+//!   `poll_send_ready` instead of `writable`. `get_ref` leads to the blocking socket: a call that waits there stops the
+//!   driver.
 //! - **Features**: `hyper` (a connector for its clients), `axum` (its `Listener`), `tonic` (its `Connected`), `quinn` (its
 //!   `AsyncUdpSocket`, with GSO, GRO and ECN).
 

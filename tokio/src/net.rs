@@ -39,6 +39,16 @@ pub struct Net {
     _end: Arc<watch::Sender<()>>,
 }
 
+/// Says what to do about the error of a stack that has a driver.
+fn explained(e: io::Error) -> io::Error {
+    match e.kind() {
+        io::ErrorKind::ResourceBusy => {
+            io::Error::new(e.kind(), format!("{e}: clone its Net instead of making a second one"))
+        }
+        _ => e,
+    }
+}
+
 impl Net {
     /// Starts the task that drives a stack, or a shard of it ([`Stack::on_shard`]), in the present runtime.
     ///
@@ -50,7 +60,8 @@ impl Net {
     pub fn new(stack: Stack) -> io::Result<Net> {
         // The function that takes its place is unsafe, for types that change their descriptor; a driver has one for life.
         #[allow(deprecated)]
-        let driver = AsyncFd::with_interest(stack.driver()?, Interest::READABLE)?;
+        let driver =
+            AsyncFd::with_interest(stack.driver().map_err(explained)?, Interest::READABLE)?;
         let (end, mut ended) = watch::channel(());
         tokio::spawn(async move {
             let mut drive = Drive { driver };

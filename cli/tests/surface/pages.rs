@@ -96,7 +96,7 @@ pub fn made() -> &'static Path {
                 .status();
             assert!(made.expect("cargo runs").success(), "cargo doc of {} failed", library.package);
         }
-        target.join("doc")
+        target.join("doc").canonicalize().expect("the pages are there")
     })
 }
 

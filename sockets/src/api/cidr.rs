@@ -46,7 +46,7 @@ impl fmt::Display for ParseCidrError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "invalid address `{}`: expected an address with a prefix length, such as 10.77.0.2/24",
+            "invalid address `{}`: expected an address with a prefix length (IPv4 0-32, IPv6 0-128), such as 10.77.0.2/24",
             self.0
         )
     }

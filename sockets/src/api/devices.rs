@@ -77,6 +77,10 @@ pub use spec::{ParseSpecError, Spec};
 ///
 /// # Errors
 /// No device has this name, it does not exist, or the rights are missing; the error says what to do.
+///
+/// `shm:NAME` waits for the other process without a limit: [`ShmConfig::wait`] sets one. As root, a plain name that no
+/// interface has makes a TAP, whose other end has no address until the kernel is given one (see [`tap`]). Two programs at
+/// one Ethernet interface need an address each.
 pub fn open(device: &str) -> Result<Box<dyn Device>, OpenError> {
     let spec: Spec = device.parse().map_err(|e: ParseSpecError| {
         let invalid = std::io::Error::new(std::io::ErrorKind::InvalidInput, e.0);
@@ -251,7 +255,7 @@ pub fn packet_queues(interface: &str, queues: u16) -> Result<Queues, OpenError> 
 
 /// Memory shared with another process on this host, which calls this with the same name: a path
 /// (with a slash), or a plain name. Waits until it does. The [`Side`] says who
-/// came first, so that the two can choose different addresses: they must. `docs/shm.md` says what the other process can
+/// came first, so that the two can choose different addresses: they must. [`guide::shm`](crate::guide::shm) says what the other process can
 /// do: it reads everything in the pool of this stack, and it can change received payload until that is copied.
 ///
 /// # Errors

@@ -344,8 +344,7 @@ impl Stack {
         if shard < self.shards() {
             return Ok(Stack { inner: Arc::clone(&self.inner), home: Some(shard) });
         }
-        let what =
-            format!("invalid shard: the stack has {} shards, numbered from 0", self.shards());
+        let what = format!("invalid shard: expected a number below {}", self.shards());
         Err(io::Error::new(io::ErrorKind::InvalidInput, what))
     }
 

@@ -1,7 +1,7 @@
 //! Transfers of a stream that save a copy: memory that is lent, given away, reserved or posted, and files.
 //!
 //! `read` and `write` copy each byte once, and are the fastest for small transfers. The methods of [`ZeroCopy`] pay from
-//! a few KiB per call on; the page `docs/calls.md` of the repository compares them.
+//! a few KiB per call on; [`guide::calls`](crate::guide::calls) compares them.
 //!
 //! | you have | use | copies |
 //! |---|---|---|

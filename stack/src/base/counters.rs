@@ -1,5 +1,7 @@
 //! Event counters, generated from one list, and the counter table of a shard.
 
+use core::fmt;
+
 use crate::base::DropReason;
 
 macro_rules! counters {
@@ -246,10 +248,19 @@ counters! {
 }
 
 /// The event and drop counters of one shard. Only the shard writes them.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Counters {
     counts: [u64; Counter::COUNT],
     drops: [u64; DropReason::COUNT],
+}
+
+/// The names and values of those that are not zero.
+impl fmt::Debug for Counters {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let counts = Counter::ALL.iter().map(|c| (c.name(), self.value(*c)));
+        let drops = DropReason::ALL.iter().map(|r| (r.name(), self.drops(*r)));
+        f.debug_map().entries(counts.chain(drops).filter(|(_, n)| *n > 0)).finish()
+    }
 }
 
 impl Default for Counters {

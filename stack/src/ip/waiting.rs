@@ -10,11 +10,13 @@ use core::net::IpAddr;
 use crate::base::{Counters, DropReason, Offload};
 use crate::mbuf::{Chain, Pool};
 
-/// Limit per neighbour, packets: more than an initial window (RFC 4861 section 7.2.2 asks for one
-/// or more).
-const MAX_PER_NEIGHBOUR: usize = 16;
+/// Limit per neighbour, packets: many connections may be opened at once (RFC 4861 section 7.2.2 asks for one packet or
+/// more; Linux keeps about as much).
+const MAX_PER_NEIGHBOUR: usize = 256;
+/// Limit per neighbour, replies.
+const MAX_REPLIES_PER_NEIGHBOUR: usize = 16;
 /// Limit of the queue, packets.
-const MAX_PACKETS: usize = 256;
+const MAX_PACKETS: usize = 1024;
 
 /// A queued frame, complete except for its Ethernet destination.
 #[derive(Debug)]
@@ -89,8 +91,9 @@ impl ResolutionQueue {
             self.replies.add(queued.cost());
         }
         self.packets.push_back(queued);
-        let of_neighbour = self.packets.iter().filter(|h| h.next_hop == next_hop).count();
-        if of_neighbour > MAX_PER_NEIGHBOUR {
+        let of_neighbour = || self.packets.iter().filter(|h| h.next_hop == next_hop);
+        let replies = of_neighbour().filter(|h| h.is_reply).count();
+        if of_neighbour().count() > MAX_PER_NEIGHBOUR || replies > MAX_REPLIES_PER_NEIGHBOUR {
             self.drop_oldest(|h| h.next_hop == next_hop, pool, counters);
         }
         while !self.replies.fits(&self.limit, 2) {
@@ -211,15 +214,15 @@ mod tests {
 
     #[test]
     fn replies_fill_at_most_half_of_the_queue_and_displace_only_replies() {
-        let mut rig = Rig::new(1 << 20);
-        (0..128).for_each(|n| rig.push(n, 100, false));
-        (0..250).for_each(|n| rig.push(n, 40, true));
-        assert_eq!((rig.kept(false), rig.kept(true)), (128, 128));
-        (0..128).for_each(|n| rig.push(n, 100, false));
-        assert_eq!((rig.kept(false), rig.kept(true)), (256, 0));
+        let mut rig = Rig::new(8 << 20);
+        (0..512).for_each(|n| rig.push((n % 128) as u8, 100, false));
+        (0..1000).for_each(|n| rig.push((n % 250) as u8, 40, true));
+        assert_eq!((rig.kept(false), rig.kept(true)), (512, 512));
+        (0..512).for_each(|n| rig.push((n % 128) as u8, 100, false));
+        assert_eq!((rig.kept(false), rig.kept(true)), (1024, 0));
         rig.push(9, 40, true);
-        assert_eq!((rig.kept(false), rig.kept(true)), (256, 0));
-        rig.end(128 + 250 + 128 + 1);
+        assert_eq!((rig.kept(false), rig.kept(true)), (1024, 0));
+        rig.end(512 + 1000 + 512 + 1);
     }
 
     #[test]
@@ -233,16 +236,17 @@ mod tests {
     }
 
     #[test]
-    fn a_neighbour_queues_16_packets_and_own_traffic_displaces_replies() {
-        let mut rig = Rig::new(1 << 20);
-        (0..10).for_each(|_| rig.push(1, 40, true));
-        (0..10).for_each(|_| rig.push(1, 100, false));
-        assert_eq!((rig.kept(false), rig.kept(true)), (10, 6));
+    fn a_neighbour_has_16_replies_and_256_packets_which_displace_replies() {
+        let mut rig = Rig::new(8 << 20);
+        (0..20).for_each(|_| rig.push(1, 40, true));
+        assert_eq!(rig.kept(true), 16);
+        (0..250).for_each(|_| rig.push(1, 100, false));
+        assert_eq!((rig.kept(false), rig.kept(true)), (250, 6));
         (0..20).for_each(|_| rig.push(1, 100, false));
-        assert_eq!((rig.kept(false), rig.kept(true)), (16, 0));
+        assert_eq!((rig.kept(false), rig.kept(true)), (256, 0));
         rig.push(2, 100, false);
-        assert_eq!(rig.waiting.len(), 17);
-        rig.end(41);
+        assert_eq!(rig.waiting.len(), 257);
+        rig.end(20 + 250 + 20 + 1);
     }
 
     #[test]

@@ -129,14 +129,14 @@ fn packets_via_a_gateway_wait_for_its_resolution() {
 #[test]
 fn a_full_queue_drops_its_oldest_packet() {
     let mut h = Host::new();
-    for bytes in 1..=18 {
+    for bytes in 1..=258 {
         h.send_udp(OUR4, PEER4, bytes).unwrap();
     }
     assert_eq!(h.counters.drops(DropReason::NeighbourQueueFull), 2);
     h.sent();
     h.receive(&reply(PEER4));
     let frames = h.sent();
-    assert_eq!((frames.len(), parse_sent(&frames[0]).4.len()), (16, 8 + 3));
+    assert_eq!((frames.len(), parse_sent(&frames[0]).4.len()), (256, 8 + 3));
     h.end();
 }
 
@@ -144,12 +144,12 @@ fn a_full_queue_drops_its_oldest_packet() {
 fn the_queue_is_bounded_over_all_neighbours() {
     let mut h = Host::new();
     for n in 0..100 {
-        for _ in 0..4 {
+        for _ in 0..12 {
             h.send_udp(OUR4, &format!("10.0.0.{}", n + 100), 1).unwrap();
         }
     }
-    assert_eq!(h.ip.queued_pkts(), 256);
-    assert_eq!(h.counters.drops(DropReason::NeighbourQueueFull), 144);
+    assert_eq!(h.ip.queued_pkts(), 1024);
+    assert_eq!(h.counters.drops(DropReason::NeighbourQueueFull), 176);
     h.end();
 }
 
@@ -184,7 +184,7 @@ fn replies_to_spoofed_neighbours_do_not_block_resolution_of_a_real_one() {
     h.receive(&reply(PEER4));
     assert_eq!(parse_sent(&h.sent_one()).2, ip(PEER4));
     let asked = h.ip.neighbours().filter(|n| n.state == NeighbourState::Incomplete).count();
-    assert_eq!((asked, h.ip.queued_pkts()), (256, 128));
+    assert_eq!((asked, h.ip.queued_pkts()), (256, 256));
     h.end();
 }
 

@@ -85,7 +85,9 @@ fn interface_name(name: &str) -> Result<String, ParseSpecError> {
     if fits && is_clean {
         return Ok(name.to_owned());
     }
-    Err(ParseSpecError(format!("invalid interface name `{name}` (1 to 15 characters)")))
+    Err(ParseSpecError(format!(
+        "invalid interface name `{name}` (1 to 15 characters, no space, slash or colon)"
+    )))
 }
 
 impl fmt::Display for Spec {
@@ -141,13 +143,19 @@ fn open_interface(name: &str, queues: u16) -> Result<Queues, OpenError> {
         return Ok(opened);
     }
     match packet_queues(name, queues) {
-        Err(e) if is_no_tap => Err(e),
+        Err(e) if is_no_tap || is_interface(name) => Err(e),
         Err(_) => {
             refused.advice.push_str("; or run the program as `fulmar sandbox -- PROGRAM`");
             Err(refused)
         }
         opened => opened,
     }
+}
+
+/// Whether the network namespace has an interface of this name.
+fn is_interface(name: &str) -> bool {
+    let interfaces = std::fs::read_to_string("/proc/net/dev").unwrap_or_default();
+    interfaces.lines().any(|line| line.split_once(':').is_some_and(|(of, _)| of.trim() == name))
 }
 
 #[cfg(test)]
