@@ -229,15 +229,18 @@ fn reload(args: &ReloadArgs) -> Outcome<ExitCode> {
     let pid = match pids[..] {
         [pid] => pid,
         [] => {
-            return Err(Failure::new(
-                "no such run with --policy; `fulmar stat` lists the gateways",
-            ));
+            let which = if args.stack.is_some() { "no such run" } else { "no run" };
+            return Err(Failure::new(format!(
+                "{which} with --policy is running; `fulmar stat` lists the gateways"
+            )));
         }
         _ => return Err(Failure::new(format!("several runs have a policy; give one of {pids:?}"))),
     };
     let raw = i32::try_from(pid).map(Pid::from_raw).map_err(|e| Failure::new(e.to_string()))?;
     kill(raw, Signal::SIGHUP).map_err(io::Error::from).during("cannot signal the gateway")?;
-    print(&format!("asked the gateway {pid} to read its policy again\n"));
+    print(&format!(
+        "asked the gateway {pid} to read its policy again; it reports errors on the standard error of its program\n"
+    ));
     Ok(ExitCode::SUCCESS)
 }
 

@@ -46,6 +46,8 @@ pub fn enter(user: User, is_strict: bool) -> io::Result<()> {
     let group = getegid();
     // Echo requests without a capability, as most hosts allow them; a kernel without it has no ping sockets.
     let _ = fs::write("/proc/sys/net/ipv4/ping_group_range", format!("{group} {group}"));
+    // Ports below 1024, too: the network is the program's own. Root has a capability for them.
+    let _ = fs::write("/proc/sys/net/ipv4/ip_unprivileged_port_start", "0");
     Ok(())
 }
 

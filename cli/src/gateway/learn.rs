@@ -44,8 +44,9 @@ impl Learnt {
         let path = self.path.display();
         match written {
             Ok(()) => {
+                let allow = if rules == 1 { "allows" } else { "allow" };
                 let rules = format::count(rules as u64, "rule");
-                format!("{path} has {rules}, which allow what this run has reached")
+                format!("{path} has {rules}, which {allow} what this run has reached")
             }
             Err(e) => format!("cannot write {path}: {e}"),
         }

@@ -100,12 +100,23 @@ impl What {
     }
 }
 
-/// The rule that would allow it. `None`: no `--allow` does.
-fn advice(rules: &Rules, what: &What) -> Option<String> {
+/// The file whose line has refused: `agent.toml` of `agent.toml:2: default = "deny"`.
+fn file_of(by: &str) -> Option<&str> {
+    let (file, rest) = by.split_once(':')?;
+    rest.split_once(':')?.0.parse::<u32>().ok().map(|_| file)
+}
+
+/// Where a rule would be added: to a file, else to the options.
+fn source(file: Option<&str>) -> Source {
+    file.map_or(Source::Option, |file| Source::Line { file: file.into(), number: 0 })
+}
+
+/// The rule that would allow it. `None`: no rule of this place does.
+fn advice(rules: &Rules, what: &What, file: Option<&str>) -> Option<String> {
     what.candidates().into_iter().find(|text| {
         text.parse().is_ok_and(|rule| {
             let mut with = rules.clone();
-            with.allow(rule, Source::Option);
+            with.allow(rule, source(file));
             what.is_allowed_by(&with)
         })
     })
@@ -114,13 +125,18 @@ fn advice(rules: &Rules, what: &What) -> Option<String> {
 /// A name that no rule names.
 const UNNAMED: &str = "unnamed.invalid";
 
-/// The options that would allow all of them that an option can allow; empty: none does. Allowances close what was open
-/// before, unless everything else is allowed, too.
-fn options(rules: &Rules, whats: &[&What]) -> String {
+/// The rules that would allow all of them that a rule of this place can allow, as options or as an addition to the file
+/// whose rules the user has given: an option would close what the file allows. Empty: none does. Allowances close what
+/// was open before, unless everything else is allowed, too.
+fn how_to_allow(rules: &Rules, whats: &[&What], file: Option<&str>) -> String {
     let refused = whats.iter().filter(|what| !what.is_allowed_by(rules));
-    let mut texts: Vec<String> = refused.filter_map(|what| advice(rules, what)).collect();
+    let mut texts: Vec<String> = refused.filter_map(|what| advice(rules, what, file)).collect();
     texts.sort();
     texts.dedup();
+    if let Some(file) = file.filter(|_| !texts.is_empty()) {
+        let texts: Vec<String> = texts.iter().map(|rule| printable(rule)).collect();
+        return format!("add {} to the allow rules of {}", texts.join(", "), printable(file));
+    }
     let mut with = rules.clone();
     for rule in texts.iter().filter_map(|text| text.parse().ok()) {
         with.allow(rule, Source::Option);
@@ -141,6 +157,8 @@ struct List {
     order: Vec<What>,
     /// Refusals beyond [`MOST_DESTINATIONS`].
     others: u64,
+    /// The file of the first rule that has refused, if it is of one.
+    file: Option<String>,
     /// Rules that were read after the start.
     new_rules: Option<Rules>,
 }
@@ -184,6 +202,7 @@ impl Refused {
     pub(super) fn add(&self, rules: &Rules, what: What, by: &str) {
         let mut list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
         if list.order.is_empty() {
+            list.file = file_of(by).map(str::to_owned);
             self.log.fail(&first_line(rules, &what, by));
         }
         if let Some(count) = list.kept.get_mut(&what) {
@@ -219,15 +238,17 @@ impl LastWords {
 }
 
 fn first_line(rules: &Rules, what: &What, by: &str) -> String {
+    let file = file_of(by);
     // Of a default the sentence itself says what to do.
     let by = printable(by.split(';').next().unwrap_or(by));
     let refused = match what {
         What::Name(name) => format!("refused to resolve {}", printable(name)),
         What::Flow(_) | What::Contradicted(_) => format!("refused {}", what.label()),
     };
-    match options(rules, &[what]).as_str() {
+    match how_to_allow(rules, &[what], file).as_str() {
+        "" if file.is_some() => format!("{refused} ({by}); to allow it, change that rule"),
         "" => format!("{refused} ({by}); no --allow changes that"),
-        options => format!("{refused} ({by}); to allow it: {options}"),
+        how => format!("{refused} ({by}); to allow it: {how}"),
     }
 }
 
@@ -254,7 +275,7 @@ fn last_line(rules: &Rules, list: &List) -> String {
     let more = sorted.len() - shown.len();
     let labels = labels.collect::<Vec<_>>().join(", ");
     let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-    let how = match options(rules, shown).as_str() {
+    let how = match how_to_allow(rules, shown, list.file.as_deref()).as_str() {
         "" => String::new(),
         options => format!("; to allow: {options}"),
     };
@@ -281,9 +302,26 @@ mod tests {
     }
 
     #[test]
+    fn what_a_file_refuses_is_allowed_in_the_file() {
+        let name = |name: &str| What::Name(name.into());
+        let of_file = rules("no-network\nallow example.org\ndeny evil.example");
+        let line = first_line(&of_file, &name("other.example"), "/r:1: no-network");
+        let how = "to allow it: add other.example to the allow rules of /r";
+        assert_eq!(line, format!("refused to resolve other.example (/r:1: no-network); {how}"));
+        let denied = first_line(&of_file, &name("evil.example"), "/r:3: deny evil.example");
+        assert!(
+            denied.ends_with("(/r:3: deny evil.example); to allow it, change that rule"),
+            "{denied}"
+        );
+        let both = [&name("b.example"), &name("a.example")];
+        let how = "add a.example, b.example to the allow rules of /r";
+        assert_eq!(how_to_allow(&of_file, &both, Some("/r")), how);
+    }
+
+    #[test]
     fn the_option_that_is_named_would_allow_it() {
         let closed = rules("no-network\nallow example.org:80\ndeny evil.example");
-        let option = |what: &What| advice(&closed, what);
+        let option = |what: &What| advice(&closed, what, None);
         assert_eq!(option(&What::Name("other.example".into())).unwrap(), "other.example");
         let other_port = flow(Some("example.org"), "192.0.2.1:443");
         assert_eq!(option(&other_port).unwrap(), "example.org:443");
@@ -305,8 +343,14 @@ mod tests {
     #[test]
     fn an_option_that_would_close_the_rest_is_named_with_one_that_opens_it() {
         let what = flow(None, "169.254.169.254:80");
-        assert_eq!(options(&rules(""), &[&what]), "--allow 169.254.169.254:80 --allow '*'");
-        assert_eq!(options(&rules("no-network"), &[&what]), "--allow 169.254.169.254:80");
+        assert_eq!(
+            how_to_allow(&rules(""), &[&what], None),
+            "--allow 169.254.169.254:80 --allow '*'"
+        );
+        assert_eq!(
+            how_to_allow(&rules("no-network"), &[&what], None),
+            "--allow 169.254.169.254:80"
+        );
     }
 
     #[test]
@@ -314,13 +358,13 @@ mod tests {
         let mut denied = Rules::default();
         denied.deny("192.0.2.0/24".parse().unwrap(), Source::Option);
         denied.deny("evil.example".parse().unwrap(), Source::Option);
-        assert_eq!(advice(&denied, &What::Name("evil.example".into())), None);
+        assert_eq!(advice(&denied, &What::Name("evil.example".into()), None), None);
         let line = first_line(&denied, &What::Name("evil.example".into()), "--deny evil.example");
         assert_eq!(
             line,
             "refused to resolve evil.example (--deny evil.example); no --allow changes that"
         );
-        assert_eq!(advice(&denied, &flow(None, "192.0.2.7:80")).unwrap(), "192.0.2.7:80");
+        assert_eq!(advice(&denied, &flow(None, "192.0.2.7:80"), None).unwrap(), "192.0.2.7:80");
     }
 
     #[test]

@@ -151,6 +151,15 @@ fn refusals_are_told_at_the_first_and_at_the_end() {
 }
 
 #[test]
+fn a_program_may_listen_on_every_port_of_its_network() {
+    in_sandbox(|| {
+        let first = "/proc/sys/net/ipv4/ip_unprivileged_port_start";
+        let output = Command::new(FULMAR).args(["run", "--", "cat", first]).output().unwrap();
+        assert_eq!(text(&output.stdout), "0\n", "{}", text(&output.stderr));
+    });
+}
+
+#[test]
 fn other_addresses_of_the_host_are_refused_unless_a_rule_allows_them() {
     in_sandbox(|| {
         let own = "10.77.0.77";
