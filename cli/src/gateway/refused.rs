@@ -14,7 +14,7 @@ use fulmar_gateway::rules::{Destination, Rules, Source};
 
 use super::log::Log;
 use super::plan::Plan;
-use crate::format::printable;
+use crate::format::{count, printable};
 
 /// Most destinations with counts of their own; the others are counted together.
 const MOST_DESTINATIONS: usize = 1024;
@@ -254,16 +254,18 @@ fn first_line(rules: &Rules, what: &What, by: &str) -> String {
 
 fn last_line(rules: &Rules, list: &List) -> String {
     let is_flow = |what: &What| !matches!(what, What::Name(_));
-    let count = |flows: bool| {
+    let refusals = |flows: bool| {
         let of_kind = list.kept.iter().filter(|(what, _)| is_flow(what) == flows);
         of_kind.map(|(_, count)| count).sum::<u64>()
     };
     let beyond = if list.others > 0 { " or more" } else { "" };
     let destinations = list.order.len();
-    let what = match (count(true) + list.others, count(false)) {
+    let what = match (refusals(true) + list.others, refusals(false)) {
         (flows, 0) => format!("{flows} connections to {destinations}{beyond} destinations"),
         (0, names) => format!("{names} lookups of {destinations}{beyond} names"),
-        (flows, names) => format!("{flows} connections and {names} lookups"),
+        (flows, names) => {
+            format!("{} and {}", count(flows, "connection"), count(names, "lookup"))
+        }
     };
     let mut sorted: Vec<&What> = list.order.iter().collect();
     sorted.sort_by_key(|what| std::cmp::Reverse(list.kept.get(what)));
