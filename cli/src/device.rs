@@ -7,7 +7,7 @@ use crate::metrics;
 use crate::route_spec::{self, RouteSpec};
 use crate::sandbox::{self, DEFAULT_INTERFACE, FULMAR_ADDRESSES, KERNEL_ADDRESSES};
 use fulmar::device::Device;
-use fulmar::devices::{FaultSpec, ParseSpecError, Spec};
+use fulmar::devices::{FaultSpec, OpenError, ParseSpecError, Spec};
 use fulmar::devices::{Shm, ShmConfig, Side};
 use fulmar::tcp::{EcnPolicy, TcpConfig};
 use fulmar::{Cidr, CongestionControl, ConnectOptions, Stack, TcpStream, devices};
@@ -102,20 +102,20 @@ fn is_down(here: &Netns, interface: &str) -> bool {
     all.is_ok_and(|all| all.iter().any(|i| i.name == interface && !i.is_up))
 }
 
-/// An interface of the sandbox that this process alone uses, in the network namespace.
-struct Reserved {
-    interface: String,
-    _claim: UnixListener,
-}
-
-/// The first interface of the sandbox without a stack; outside of one, the default one. `None`: each has a stack.
-fn reserve_interface() -> Option<Reserved> {
-    let is_there = |n: &usize| *n == 0 || index_of(&sandbox::interface(*n)).is_some();
-    (0..sandbox::INTERFACES).take_while(is_there).find_map(|n| {
-        let interface = sandbox::interface(n);
-        let claim = claim_name(&format!("fulmar-interface-{interface}")).ok()?;
-        Some(Reserved { interface, _claim: claim })
-    })
+/// Opens the device; of the default one, the first interface of the sandbox without a stack, and says which that is.
+fn open_free(spec: &Spec, queues: u16) -> Outcome<(Spec, Opened)> {
+    let is_default = matches!(spec, Spec::Interface(name) if name == DEFAULT_INTERFACE);
+    let is_there = |n: &usize| is_default && index_of(&sandbox::interface(*n)).is_some();
+    let others = (1..sandbox::INTERFACES).take_while(is_there);
+    let others = others.map(|n| Spec::Interface(sandbox::interface(n)));
+    let mut busy = None;
+    for spec in [spec.clone()].into_iter().chain(others) {
+        match open(&spec, queues) {
+            Err(e) if e.source.kind() == io::ErrorKind::ResourceBusy => busy = busy.or(Some(e)),
+            opened => return opened.map(|o| (spec, o)).map_err(|e| Failure::new(e.to_string())),
+        }
+    }
+    Err(Failure::new(busy.map_or_else(String::new, |e| e.to_string())))
 }
 
 /// The addresses of a stack that is given none.
@@ -131,13 +131,13 @@ fn default_addresses(spec: &Spec) -> Option<[(IpAddr, u8); 2]> {
 
 /// Opens the device. A TAP or TUN is new if its interface has an index that it had not before: for some
 /// milliseconds the kernel shows that of a process that has just ended, under the same name.
-fn open(spec: &Spec, queues: u16) -> Outcome<Opened> {
+fn open(spec: &Spec, queues: u16) -> Result<Opened, OpenError> {
     let name = match spec {
         Spec::Interface(name) | Spec::Tap(name) | Spec::Tun(name) => Some(name),
         _ => None,
     };
     let before = name.and_then(|name| index_of(name));
-    let devices = spec.open(queues).map_err(|e| Failure::new(e.to_string()))?;
+    let devices = spec.open(queues)?;
     let new_tap = name.filter(|name| index_of(name) != before).cloned();
     let defaults = default_addresses(spec);
     Ok(Opened { devices, new_tap, defaults, is_shared: true })
@@ -190,23 +190,17 @@ impl StackArgs {
                  tcpdump",
             ));
         }
-        let reserved = match &self.device {
-            Spec::Interface(name) if name == DEFAULT_INTERFACE => reserve_interface(),
-            _ => None,
-        };
-        let device = match &reserved {
-            Some(reserved) => &Spec::Interface(reserved.interface.clone()),
-            None => &self.device,
-        };
         let metrics = self.metrics.map(metrics::Bound::new).transpose()?;
-        let opened = match device {
-            Spec::Shm(name) if self.queues == 1 => open_shm(name, role, self.peer_timeout)?,
-            other => open(other, self.queues)?,
+        let (device, opened) = match &self.device {
+            Spec::Shm(name) if self.queues == 1 => {
+                (self.device.clone(), open_shm(name, role, self.peer_timeout)?)
+            }
+            other => open_free(other, self.queues)?,
         };
         let addresses = self.stack_addresses(&opened)?;
         let claimed = if opened.is_shared { addresses.as_slice() } else { &[] };
         let claims = claimed.iter().map(claim).collect::<Outcome<_>>()?;
-        if *device != self.device {
+        if device != self.device {
             let all: Vec<String> = addresses.iter().map(Cidr::to_string).collect();
             eprintln!(
                 "fulmar: {} is in use by another stack; using {} on {device}",
@@ -214,7 +208,7 @@ impl StackArgs {
                 all.join(", ")
             );
         }
-        self.configure_kernel(device, &opened)?;
+        self.configure_kernel(&device, &opened)?;
         let queues = (0..).zip(opened.devices).map(|(n, device)| self.wrap(device, n));
         let queues = queues.collect::<Outcome<_>>()?;
         // `nc`, `ping`: the name under which `fulmar stat` shows the stack.
@@ -241,7 +235,7 @@ impl StackArgs {
             serve_metrics(metrics, &stack)?;
         }
         let is_shared_memory = self.is_shared_memory();
-        Ok(Session { stack, is_shared_memory, _claims: claims, _reserved: reserved })
+        Ok(Session { stack, is_shared_memory, _claims: claims })
     }
 
     fn stack_addresses(&self, opened: &Opened) -> Outcome<Vec<Cidr>> {
@@ -370,7 +364,6 @@ pub struct Session {
     is_shared_memory: bool,
     /// Held, never read: see [`claim`].
     _claims: Vec<UnixListener>,
-    _reserved: Option<Reserved>,
 }
 
 impl Session {

@@ -131,6 +131,7 @@ fn open_veth(
         mtu: Some(mtu as usize),
         // A contained process posts no buffers.
         predict: false,
+        ..PacketConfig::default()
     };
     own.run(|| Ok(PacketSocket::open_queues(&config, queues)?))
 }

@@ -65,7 +65,9 @@ pub use spec::{ParseSpecError, Spec};
 
 /// A device by its name: `fulmar0` (any interface: a TAP if it is one or does not exist yet, a TUN if it is
 /// one, else through a packet socket), `tap:NAME`, `tun:NAME`, `packet:INTERFACE`, `shm:NAME`. See [`Spec`]. A TAP or
-/// TUN that another program has open is refused (`ResourceBusy`): each serves one program.
+/// TUN that another program has open, and an interface that another one has opened by its plain name, are refused
+/// (`ResourceBusy`): each serves one program. Programs that share an interface open `packet:INTERFACE`, and need an address
+/// each.
 ///
 /// ```no_run
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -79,8 +81,7 @@ pub use spec::{ParseSpecError, Spec};
 /// No device has this name, it does not exist, or the rights are missing; the error says what to do.
 ///
 /// `shm:NAME` waits for the other process without a limit: [`ShmConfig::wait`] sets one. As root, a plain name that no
-/// interface has makes a TAP, whose other end has no address until the kernel is given one (see [`tap`]). Two programs at
-/// one Ethernet interface need an address each.
+/// interface has makes a TAP, whose other end has no address until the kernel is given one (see [`tap`]).
 pub fn open(device: &str) -> Result<Box<dyn Device>, OpenError> {
     let spec: Spec = device.parse().map_err(|e: ParseSpecError| {
         let invalid = std::io::Error::new(std::io::ErrorKind::InvalidInput, e.0);

@@ -28,6 +28,7 @@ mod queues;
 use std::fs::File;
 use std::io::{ErrorKind, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::net::UnixListener;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use fulmar_stack::base::{Counter, Counters, DropReason, Duration, EtherAddr, Instant, OwnerKey};
@@ -99,6 +100,8 @@ pub struct PacketSocket {
     /// Frames that the full socket buffer dropped. Summed here: the kernel resets its count when read.
     missed: AtomicU64,
     stats: DeviceStats,
+    /// What marks the interface as this program's.
+    claim: Option<UnixListener>,
 }
 
 impl std::fmt::Debug for PacketSocket {
@@ -174,6 +177,13 @@ impl PacketSocket {
     /// # Errors
     /// What failed, why, and what to do next.
     pub fn open(config: &PacketConfig) -> Result<PacketSocket, OpenError> {
+        let claim = config.claim()?;
+        let mut socket = PacketSocket::open_shared(config)?;
+        socket.claim = claim;
+        Ok(socket)
+    }
+
+    fn open_shared(config: &PacketConfig) -> Result<PacketSocket, OpenError> {
         let name = &config.interface;
         let socket = open_socket()?;
         let index = sys::interface_index(socket.as_fd(), name).map_err(|e| {
@@ -211,6 +221,7 @@ impl PacketSocket {
             placer: Placer::new(config.predict),
             joins: if caps.udp_gso { UdpGso::On } else { UdpGso::Off },
             steered: None,
+            claim: None,
             is_drained: false,
             lost: None,
             is_blocked: false,

@@ -7,7 +7,7 @@ use std::str::FromStr;
 use crate::drivers::OpenError;
 use fulmar_stack::device::Device;
 
-use super::{Queues, packet_queues, shm, tap_queues, tun_queues};
+use super::{PacketConfig, PacketSocket, Queues, packet_queues, shm, tap_queues, tun_queues};
 
 /// The forms of a device's name, for an error message.
 pub(super) const SYNTAX: &str =
@@ -142,7 +142,7 @@ fn open_interface(name: &str, queues: u16) -> Result<Queues, OpenError> {
     if is_no_tap && let Ok(opened) = tun_queues(name, queues) {
         return Ok(opened);
     }
-    match packet_queues(name, queues) {
+    match sole_packet_queues(name, queues) {
         Err(e) if is_no_tap || is_interface(name) => Err(e),
         Err(_) => {
             refused.advice.push_str("; or run the program as `fulmar sandbox -- PROGRAM`");
@@ -150,6 +150,14 @@ fn open_interface(name: &str, queues: u16) -> Result<Queues, OpenError> {
         }
         opened => opened,
     }
+}
+
+/// Queues of an Ethernet interface that no other program opens by its plain name.
+fn sole_packet_queues(name: &str, queues: u16) -> Result<Queues, OpenError> {
+    let config =
+        PacketConfig { interface: name.to_owned(), exclusive: true, ..PacketConfig::default() };
+    let sockets = PacketSocket::open_queues(&config, queues)?;
+    Ok(sockets.into_iter().map(|s| Box::new(s) as _).collect())
 }
 
 /// Whether the network namespace has an interface of this name.

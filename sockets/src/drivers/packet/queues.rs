@@ -49,9 +49,11 @@ impl PacketSocket {
         let program = sys::load_socket_program(&steering::group_program(queues, &no_key));
         let kind = if program.is_ok() { BY_PROGRAM } else { BY_HASH };
         let mut group = Group { kind, flags: IGNORE_OUTGOING, number: None };
+        let mut claim = config.claim()?;
         let mut sockets = Vec::with_capacity(usize::from(queues));
         for _ in 0..queues {
-            let mut socket = PacketSocket::open(config)?;
+            let mut socket = PacketSocket::open_shared(config)?;
+            socket.claim = claim.take();
             let joined = group.join(socket.socket.as_fd(), program.as_ref().ok().map(AsFd::as_fd));
             joined.map_err(|e| {
                 let what = format!("cannot share the frames of {} among sockets", config.interface);

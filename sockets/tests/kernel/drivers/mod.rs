@@ -8,6 +8,7 @@ use std::io::{Read, Write};
 use std::net::{TcpStream, UdpSocket};
 use std::time::{Duration, Instant};
 
+use fulmar::devices::Spec;
 use fulmar::internals::drivers::packet::{PacketConfig, PacketSocket};
 use fulmar::internals::drivers::tap::{Tap, TapConfig};
 use fulmar_stack::base::{Counter, DropReason};
@@ -471,6 +472,21 @@ fn packet_link_follows_the_interface() {
         host.poll();
         assert_eq!(host.device.lost(), Some(libc::ENODEV));
         assert_eq!(host.device.stats().link, LinkState::Down);
+    });
+}
+
+#[test]
+fn an_interface_by_its_plain_name_serves_one_program() {
+    namespace::run("an_interface_by_its_plain_name_serves_one_program", None, || {
+        let _host = veth();
+        let open = |name: &str, queues| name.parse::<Spec>().unwrap().open(queues);
+        let first = open("v0", 2).unwrap();
+        let refused = open("v0", 1).err().expect("it is taken");
+        assert_eq!(refused.source.kind(), std::io::ErrorKind::ResourceBusy);
+        assert!(refused.to_string().contains("open `packet:v0`"), "{refused}");
+        open("packet:v0", 1).unwrap();
+        drop(first);
+        open("v0", 1).unwrap();
     });
 }
 
