@@ -100,9 +100,11 @@ impl What {
     }
 }
 
-/// The file whose line has refused: `agent.toml` of `agent.toml:2: default = "deny"`.
+/// The file whose line has refused: `a.toml` of `a.toml:2: default = "deny"` and of `default: closed by a.toml:1: allow x`.
+/// `None`: an option has, whose IPv6 address may look like a file and a line.
 fn file_of(by: &str) -> Option<&str> {
-    let (file, rest) = by.split_once(':')?;
+    let by = by.strip_prefix("default: closed by ").unwrap_or(by);
+    let (file, rest) = by.split_once(':').filter(|_| !by.starts_with("--"))?;
     rest.split_once(':')?.0.parse::<u32>().ok().map(|_| file)
 }
 
@@ -315,6 +317,9 @@ mod tests {
             denied.ends_with("(/r:3: deny evil.example); to allow it, change that rule"),
             "{denied}"
         );
+        assert_eq!(file_of("default: closed by a.toml:1: allow example.org"), Some("a.toml"));
+        assert_eq!(file_of("default: closed by --allow 2001:4860::/32"), None);
+        assert_eq!(file_of("--deny 2001:4860::/32"), None);
         let both = [&name("b.example"), &name("a.example")];
         let how = "add a.example, b.example to the allow rules of /r";
         assert_eq!(how_to_allow(&of_file, &both, Some("/r")), how);

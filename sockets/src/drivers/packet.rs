@@ -177,10 +177,7 @@ impl PacketSocket {
     /// # Errors
     /// What failed, why, and what to do next.
     pub fn open(config: &PacketConfig) -> Result<PacketSocket, OpenError> {
-        let claim = config.claim()?;
-        let mut socket = PacketSocket::open_shared(config)?;
-        socket.claim = claim;
-        Ok(socket)
+        Ok(PacketSocket { claim: config.claim()?, ..PacketSocket::open_shared(config)? })
     }
 
     fn open_shared(config: &PacketConfig) -> Result<PacketSocket, OpenError> {

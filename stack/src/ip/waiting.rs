@@ -91,9 +91,10 @@ impl ResolutionQueue {
             self.replies.add(queued.cost());
         }
         self.packets.push_back(queued);
-        let of_neighbour = || self.packets.iter().filter(|h| h.next_hop == next_hop);
-        let replies = of_neighbour().filter(|h| h.is_reply).count();
-        if of_neighbour().count() > MAX_PER_NEIGHBOUR || replies > MAX_REPLIES_PER_NEIGHBOUR {
+        let of_neighbour = self.packets.iter().filter(|h| h.next_hop == next_hop);
+        let (all, replies) =
+            of_neighbour.fold((0, 0), |(all, r), h| (all + 1, r + usize::from(h.is_reply)));
+        if all > MAX_PER_NEIGHBOUR || replies > MAX_REPLIES_PER_NEIGHBOUR {
             self.drop_oldest(|h| h.next_hop == next_hop, pool, counters);
         }
         while !self.replies.fits(&self.limit, 2) {
