@@ -117,8 +117,7 @@ pub fn tap(name: &str) -> Result<Box<dyn Device>, OpenError> {
 /// The descriptor is none of such a TAP.
 ///
 /// ```no_run
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// # let received = || -> std::os::fd::OwnedFd { unimplemented!() };
+/// # fn example(received: impl Fn() -> std::os::fd::OwnedFd) -> Result<(), Box<dyn std::error::Error>> {
 /// // A helper with the rights to open a TAP has sent it over a Unix socket.
 /// let device = fulmar::devices::tap_from_fd(received())?;
 /// let stack = fulmar::Stack::builder().device(device).address("10.0.0.2/24".parse()?).build()?;
@@ -176,8 +175,7 @@ pub fn tun(name: &str) -> Result<Box<dyn Device>, OpenError> {
 /// The descriptor is none of such a TUN.
 ///
 /// ```no_run
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// # let received = || -> std::os::fd::OwnedFd { unimplemented!() };
+/// # fn example(received: impl Fn() -> std::os::fd::OwnedFd) -> Result<(), Box<dyn std::error::Error>> {
 /// // A helper with the rights to open a TUN has sent it over a Unix socket.
 /// let device = fulmar::devices::tun_from_fd(received())?;
 /// let stack = fulmar::Stack::builder().device(device).address("10.0.0.2/24".parse()?).build()?;
