@@ -92,8 +92,9 @@ impl ResolutionQueue {
         }
         self.packets.push_back(queued);
         let of_neighbour = self.packets.iter().filter(|h| h.next_hop == next_hop);
-        let (all, replies) =
-            of_neighbour.fold((0, 0), |(all, r), h| (all + 1, r + usize::from(h.is_reply)));
+        let (all, replies) = of_neighbour.fold((0_usize, 0_usize), |(all, replies), h| {
+            (all.saturating_add(1), replies.saturating_add(usize::from(h.is_reply)))
+        });
         if all > MAX_PER_NEIGHBOUR || replies > MAX_REPLIES_PER_NEIGHBOUR {
             self.drop_oldest(|h| h.next_hop == next_hop, pool, counters);
         }
